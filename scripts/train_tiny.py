@@ -1,0 +1,350 @@
+"""Train the weights that refspec ships: tokenizer, target, EAGLE head, standalone draft model.
+
+    python scripts/train_tiny.py all                    # everything, about two hours on two cores
+    python scripts/train_tiny.py target --steps 3000    # one stage; run again to go on where it stopped
+    python scripts/train_tiny.py publish                # measure, then write src/refspec/models/tiny
+
+The corpus is the Python standard library that comes with the interpreter, without its tests, so no download
+is needed. Every stage keeps a checkpoint in the work folder after every few minutes, draws its batches from
+(seed, step) alone, and writes its losses to CSV and PNG: stopped and started again, it takes the same steps.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+
+from refspec.models.eagle import EagleHead
+from refspec.models.llama import Attend, LlamaConfig, LlamaForCausalLM
+
+VOCAB_SIZE = 1024
+END_OF_TEXT = "<|endoftext|>"
+SEED = 20260
+TOKENS_PER_STEP = 4096
+# Left out: tests and tables of constants, whose endless near-repetition a small model would learn first.
+LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__", "config"}
+
+TARGET = LlamaConfig(
+    vocab_size=VOCAB_SIZE, hidden_size=192, intermediate_size=512, num_hidden_layers=12, num_attention_heads=6,
+    num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, eos_token_ids=(0,),
+)  # fmt: skip
+EAGLE = LlamaConfig(
+    vocab_size=VOCAB_SIZE, hidden_size=192, intermediate_size=512, num_hidden_layers=1, num_attention_heads=6,
+    num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, eos_token_ids=(0,),
+)  # fmt: skip
+STANDALONE = LlamaConfig(
+    vocab_size=VOCAB_SIZE, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, eos_token_ids=(0,),
+)  # fmt: skip
+
+console = Console()
+app = typer.Typer(add_completion=False, help=__doc__.splitlines()[0] if __doc__ else None)
+WorkFolder = Annotated[Path, typer.Option("--work", help="checkpoints, tokens and loss curves")]
+
+
+# --- the corpus ---------------------------------------------------------------------------------------------
+
+
+def corpus_files() -> Iterator[tuple[str, Path]]:
+    """(relative name, path) of every source file that is used, in a fixed order."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if not LEFT_OUT.intersection(name.parts):
+            yield name.as_posix(), path
+
+
+def is_held_out(name: str) -> bool:
+    """One file in twenty, chosen by its name, is never trained on."""
+    return hashlib.sha256(name.encode()).digest()[0] < 13
+
+
+def read_source(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace").expandtabs(8)
+
+
+def prepare(work: Path) -> Tokenizer:
+    """Train the tokenizer, then write the corpus as token ids: train.npy and held_out.npy. Done once."""
+    work.mkdir(parents=True, exist_ok=True)
+    file = work / "tokenizer.json"
+    if file.is_file() and (work / "held_out.npy").is_file():
+        return Tokenizer.from_file(str(file))
+    texts = {held: [read_source(path) for name, path in corpus_files() if is_held_out(name) == held] for held in (False, True)}
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE, special_tokens=[END_OF_TEXT], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts[False], trainer)
+    for held, name in ((False, "train"), (True, "held_out")):
+        ids: list[int] = []
+        for encoding in tokenizer.encode_batch(texts[held]):
+            ids += [0, *encoding.ids]
+        np.save(work / f"{name}.npy", np.asarray(ids, dtype=np.uint16))
+        size = sum(len(text.encode()) for text in texts[held])
+        (work / f"{name}.bytes").write_text(str(size / len(ids)))
+        console.print(f"{name}: {len(texts[held])} files, {size / 1e6:.1f} MB, {len(ids) / 1e6:.2f} M tokens")
+    tokenizer.save(str(file))
+    return tokenizer
+
+
+def batch_at(tokens: np.ndarray, step: int, seed: int, length: int) -> Tensor:
+    """The (TOKENS_PER_STEP / length, length + 1) ids that a step trains on: a function of the arguments alone."""
+    starts = np.random.default_rng([seed, step]).integers(0, len(tokens) - length - 1, TOKENS_PER_STEP // length)
+    return torch.from_numpy(np.stack([tokens[s : s + length + 1] for s in starts]).astype(np.int64))
+
+
+# --- the models, seen by training -----------------------------------------------------------------------------
+
+
+def causal_attention(batch: int) -> Attend:
+    """Attention for `batch` texts of equal length laid end to end, every token seeing those before it."""
+
+    def attend(layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        # fp32, and heads repeated by hand: on a CPU twice as fast as bf16 with enable_gqa.
+        q, k, v = (x.float().unflatten(0, (batch, -1)).transpose(1, 2) for x in (q, k, v))
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
+
+    return attend
+
+
+def positions_of(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1]).repeat(ids.shape[0])
+
+
+def hidden_of(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    """ids (batch, length) -> the model's final hidden states, flat (batch * length, H)."""
+    return model(ids.flatten(), positions_of(ids), causal_attention(ids.shape[0]))
+
+
+class UnrolledAttention:
+    """Attention of an EAGLE head's row at unroll step j, as the draft loop will see it.
+
+    A row drafted j levels past the last committed token attends the *extend* rows (step 0) of the tokens up to
+    there, and its own ancestors' rows of steps 1..j: one each, on the diagonal that lies j - i tokens back.
+    Source: HASS (Zhang et al. 2024, section 3.2); EAGLE-3 (Li et al. 2025, section 3.2, training-time test).
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        q, k, v = (x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in (q, k, v))
+        self.keys.append(k.repeat_interleave(groups, dim=1))
+        self.values.append(v.repeat_interleave(groups, dim=1))
+        step, length, scale = len(self.keys) - 1, q.shape[2], q.shape[3] ** -0.5
+        scores = q @ self.keys[0].transpose(2, 3) * scale
+        seen = torch.ones(length, length, dtype=torch.bool).tril(-step)
+        scores = scores.float().masked_fill(~seen, -torch.inf)
+        # Row r of step i stands j - i tokens before row r of step j.
+        back = [step - i for i in range(1, step + 1)]
+        shifted_keys = [F.pad(self.keys[i], (0, 0, b, 0))[:, :, :length] for i, b in enumerate(back, start=1)]
+        shifted_values = [F.pad(self.values[i], (0, 0, b, 0))[:, :, :length] for i, b in enumerate(back, start=1)]
+        diagonal = [((q * key).sum(-1, keepdim=True) * scale).float() for key in shifted_keys]
+        weights = torch.cat([scores, *diagonal], dim=-1).softmax(-1).to(v.dtype)
+        out = weights[..., :length] @ self.values[0]
+        for i, value in enumerate(shifted_values):
+            out = out + weights[..., length + i, None] * value
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+# --- optimisers -----------------------------------------------------------------------------------------------
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised by a few Newton-Schulz steps in fp32 (Jordan et al. 2024).
+
+    torch.optim.Muon iterates in bf16 matrix by matrix, which is several times slower on a CPU of this size.
+    """
+
+    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for p in group["params"]:
+                by_shape.setdefault(p.shape, []).append(p)
+            for shape, params in by_shape.items():
+                updates = []
+                for p in params:
+                    momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                    momentum.lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(momentum, group["momentum"]))
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5
+                for p, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """(n, rows, columns) -> about the nearest orthogonal matrix of each."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.transpose(1, 2) if tall else matrices
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.transpose(1, 2)
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.transpose(1, 2) if tall else x
+
+
+def optimisers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside, AdamW for embeddings, output head and norms."""
+    inner, outer = [], []
+    for name, p in model.named_parameters():
+        (inner if p.ndim == 2 and not name.startswith(("embed", "lm_head")) else outer).append(p)
+    both: list[torch.optim.Optimizer] = [Muon(inner, lr=0.02)]
+    if outer:
+        both.append(torch.optim.AdamW(outer, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0))
+    return both
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Warm up over 2 %, hold, then fall in a line to 2 % over the last 45 %."""
+    return min(1.0, (step + 1) / (0.02 * steps), 0.02 + 0.98 * (steps - step) / (0.45 * steps))
+
+
+# --- one training loop for all three --------------------------------------------------------------------------
+
+
+def train(
+    name: str, model: nn.Module, loss_at: Callable[[int], Tensor], held_out: Callable[[], dict[str, float]],
+    steps: int, work: Path, save_every: int = 100,
+) -> None:  # fmt: skip
+    """Take `steps` steps, or what is left of them. Losses go to NAME.csv and NAME.png in the work folder."""
+    optimisers = optimisers_for(model)
+    base = [group["lr"] for optimiser in optimisers for group in optimiser.param_groups]
+    file, first = work / f"{name}.pt", 0
+    rows: list[dict[str, float]] = []
+    if file.is_file():
+        state = torch.load(file, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        first, rows = state["step"], state["rows"]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[losses]}"))
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(name, total=steps, completed=first, losses="")
+        running: list[float] = []
+        started = time.perf_counter()
+        for step in range(first, steps):
+            groups = [group for optimiser in optimisers for group in optimiser.param_groups]
+            for group, lr in zip(groups, base, strict=True):
+                group["lr"] = lr * learning_rate_factor(step, steps)
+            loss = loss_at(step)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimiser in optimisers:
+                optimiser.step()
+                optimiser.zero_grad()
+            running.append(loss.item())
+            if (step + 1) % save_every == 0 or step + 1 == steps:
+                seconds = (time.perf_counter() - started) / len(running)
+                row = {"step": step + 1, "train_loss": sum(running) / len(running), **held_out(), "seconds_per_step": seconds}
+                rows.append(row)
+                shown = "  ".join(f"{key} {value:.4g}" for key, value in row.items() if key != "step")
+                progress.update(task, losses=shown)
+                if not console.is_terminal:
+                    console.print(f"{name} {step + 1}/{steps}  {shown}", highlight=False)
+                save_training(file, model, optimisers, step + 1, rows)
+                draw_curves(name, rows, work)
+                running, started = [], time.perf_counter()
+            progress.update(task, completed=step + 1)
+
+
+def save_training(file: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], step: int, rows: list[dict[str, float]]) -> None:
+    """Written beside and then renamed, so that a stop in the middle leaves the old checkpoint whole."""
+    beside = file.with_suffix(".part")
+    torch.save({"model": model.state_dict(), "optimisers": [o.state_dict() for o in optimisers], "step": step, "rows": rows}, beside)
+    beside.replace(file)
+
+
+def draw_curves(name: str, rows: list[dict[str, float]], work: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with (work / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for key in rows[0]:
+        if key not in ("step", "seconds_per_step"):
+            axes.plot([row["step"] for row in rows], [row[key] for row in rows], label=key.replace("_", " "))
+    axes.set(xlabel="step", title=name)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(work / f"{name}.png", dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+# --- the stages -----------------------------------------------------------------------------------------------
+
+
+def language_model_stage(name: str, config: LlamaConfig, steps: int, work: Path) -> None:
+    prepare(work)
+    tokens, unseen = np.load(work / "train.npy"), np.load(work / "held_out.npy")
+    bytes_per_token = float((work / "held_out.bytes").read_text())
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(config)
+    for parameter_name, p in model.named_parameters():
+        if p.ndim == 2:
+            nn.init.normal_(p, std=0.02 if parameter_name.startswith(("embed", "lm_head")) else p.shape[1] ** -0.5)
+        if parameter_name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.zeros_(p)
+
+    def loss_on(ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model.logits(hidden_of(model, ids[:, :-1]))
+        return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
+
+    def held_out() -> dict[str, float]:
+        with torch.no_grad():
+            loss = sum(loss_on(batch_at(unseen, i, SEED + 1, 512)).item() for i in range(4)) / 4
+        return {"held_out_loss": loss, "held_out_bits_per_byte": loss / math.log(2) / bytes_per_token}
+
+    def loss_at(step: int) -> Tensor:
+        # Most of the time on short windows, which cost half the attention; then the length that is served.
+        return loss_on(batch_at(tokens, step, SEED, 256 if step < 0.7 * steps else 512))
+
+    train(name, model, loss_at, held_out, steps, work)
+
+
+@app.command()
+def target(steps: int = 2400, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """The target model: 12 layers x 192."""
+    language_model_stage("target", TARGET, steps, work)
+
+
+@app.command()
+def standalone(steps: int = 1500, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """The standalone draft model: 2 layers x 128, the target's tokenizer."""
+    language_model_stage("standalone", STANDALONE, steps, work)
+
+
+if __name__ == "__main__":
+    app()

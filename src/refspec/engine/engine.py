@@ -1,0 +1,258 @@
+"""The engine as its users see it: prompts in, texts out, exact counts on the side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from refspec.config import SamplingParams, SpecConfig
+from refspec.engine.scheduler import Scheduler
+from refspec.memory.allocator import SlotAllocator
+from refspec.memory.req_table import ReqTable
+from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
+from refspec.models.llama import LlamaForCausalLM
+from refspec.requests.request import Request
+from refspec.runtime.runner import ModelRunner, ServedModel
+from refspec.workers.base import Observer, Stats, Worker
+from refspec.workers.eagle_v1 import EagleWorkerV1
+from refspec.workers.plain import PlainWorker
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# The shipped draft that belongs to a shipped target.
+SHIPPED_DRAFTS = {"tiny": "tiny-eagle"}
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What became of one prompt. len(token_ids) = 1 + sum(accept_lens): the first token is the prefill's."""
+
+    text: str  # of the output alone; ids with spaces between where the model has no tokenizer
+    token_ids: list[int]  # a stop token is kept
+    finish_reason: str  # "stop": a stop token; "length": the budget or the context is used up
+    accept_lens: list[int]  # tokens committed in each round, the bonus included
+
+
+@dataclass(frozen=True)
+class StreamBlock:
+    """What one step brought: an accepted block, whole."""
+
+    token_ids: list[int]
+    text: str  # bytes that do not yet make up a character wait for the next block
+    finish_reason: str | None  # set in the last block
+
+
+class Engine:
+    """A target, perhaps a draft, one pool of KV slots, and a queue.
+
+    target, draft: the name of shipped weights ("tiny", "tiny-eagle"), a folder in the Hugging Face layout, or a
+        model object. draft may be left out where a shipped draft belongs to the target.
+    spec: how to speculate; None decodes plainly, one token for each target forward.
+    device: "cpu", "cuda", ...; None takes a GPU where there is one. dtype: "float32" (the default), "float64",
+        "bfloat16", "float16", or a torch.dtype; a model object keeps its own.
+    backend: who runs the operations of refspec.kernels.
+    kv_slots: tokens that the KV pool holds. max_running: requests that run at one time; others wait.
+
+    Raises ValueError (CheckpointError for a model folder) with one line that says what is wrong.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | ServedModel = "tiny",
+        draft: str | Path | ServedModel | None = None,
+        spec: SpecConfig | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        kv_slots: int = 8192,
+        max_running: int = 32,
+    ) -> None:
+        for name, value in (("kv_slots", kv_slots), ("max_running", max_running)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.spec = spec
+        self.device = resolve_device(device)
+        self.dtype = resolve_dtype(dtype)
+        self.stats = Stats()
+        self.tokenizer: Tokenizer | None = None
+        self.target_model = self._load_target(target)
+        target_config = self.target_model.config
+        # Rows of the output head beyond the tokenizer's ids are padding, whatever their logits say.
+        vocab_size = target_config.vocab_size
+        if self.tokenizer is not None:
+            vocab_size = min(vocab_size, self.tokenizer.get_vocab_size())
+        self.vocab_size, self.max_context = vocab_size, target_config.max_position_embeddings
+
+        self.allocator = SlotAllocator(kv_slots, self.device)
+        self.table = ReqTable(max_running, self.max_context, self.device)
+        target_runner = ModelRunner(self.target_model, kv_slots, self.device, self.stats.forwards, vocab_size)
+        worker: Worker
+        if spec is None:
+            if draft is not None:
+                raise ValueError("a draft model is given, but spec=None decodes without one: give spec=SpecConfig(...)")
+            worker = PlainWorker(target_runner, self.allocator, self.stats)
+        else:
+            if spec.topk > vocab_size:
+                raise ValueError(f"topk is {spec.topk}, but the vocabulary has only {vocab_size} ids")
+            self.draft_model = self._load_draft(target, draft)
+            draft_runner = ModelRunner(self.draft_model, kv_slots, self.device, self.stats.forwards, vocab_size)
+            worker = EagleWorkerV1(target_runner, draft_runner, self.allocator, self.stats, spec)
+        self.scheduler = Scheduler(worker, self.allocator, self.table, max_running)
+
+    # --- use ----------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        observer: Observer | None = None,
+    ) -> list[Generation]:
+        """Decode all prompts, batched as the pool allows; results in the prompts' order.
+
+        params: one for all, or one for each. observer is called with the trace of every speculative round.
+        Raises ValueError for a prompt that cannot be served, before any is.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("prompts is a single string: give a list of prompts")
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(params)} SamplingParams: give one, or one for each")
+        requests = [self._request(i, prompt, param) for i, (prompt, param) in enumerate(zip(prompts, params, strict=True))]
+        for request in requests:
+            self.scheduler.add(request)
+        try:
+            while any(request.finish_reason is None for request in requests):
+                self.scheduler.step(observer)
+        finally:
+            for request in requests:
+                self.scheduler.abort(request)
+        return [self._generation(request) for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamBlock]:
+        """Decode one prompt, block by block. The prompt is checked at once; closing the iterator ends the request."""
+        request = self._request(0, prompt, params or SamplingParams())
+        return self._stream(request)
+
+    def check(self) -> None:
+        """Do free and owned slots add up to the pool? Raises IntegrityError that names the slots and holders."""
+        self.scheduler.check()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt. Raises ValueError for an empty one, or for ids that the model does not have."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("this target has no tokenizer: give prompts as lists of token ids")
+            ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise ValueError("the prompt is empty: give at least one token")
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise ValueError(f"token id {token!r} in the prompt is not in the vocabulary, ids 0 to {self.vocab_size - 1}")
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return " ".join(map(str, token_ids))
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    # --- behind it ------------------------------------------------------------------------------------------------
+
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+        ids = self.encode(prompt)
+        if len(ids) >= self.max_context:
+            raise ValueError(
+                f"prompt {index} has {len(ids)} tokens, but the model's context is {self.max_context}, "
+                "of which the output needs at least 1: shorten the prompt"
+            )
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops.update(self.target_model.config.eos_token_ids)
+        request = Request(index, ids, params, frozenset(stops), self.max_context)
+        needed = self.scheduler.slots_needed(request)
+        if needed > self.allocator.size:
+            raise ValueError(
+                f"prompt {index} may need {needed} KV slots ({len(ids)} prompt tokens, up to {params.max_new_tokens} "
+                f"new ones, and a round's own), the pool has {self.allocator.size}: raise kv_slots or lower max_new_tokens"
+            )
+        return request
+
+    def _generation(self, request: Request) -> Generation:
+        assert request.finish_reason is not None
+        return Generation(self.decode(request.output_ids), request.output_ids, request.finish_reason, request.accept_lens)
+
+    def _stream(self, request: Request) -> Iterator[StreamBlock]:
+        self.scheduler.add(request)
+        sent_tokens, sent_text = 0, ""
+        try:
+            while request.finish_reason is None or sent_tokens < len(request.output_ids):
+                if sent_tokens == len(request.output_ids):
+                    self.scheduler.step()
+                    continue
+                text = self.decode(request.output_ids)
+                if request.finish_reason is None:
+                    text = text.rstrip("\ufffd")
+                yield StreamBlock(request.output_ids[sent_tokens:], text[len(sent_text) :], request.finish_reason)
+                sent_tokens, sent_text = len(request.output_ids), text
+        finally:
+            self.scheduler.abort(request)
+
+    def _load_target(self, target: str | Path | ServedModel) -> ServedModel:
+        if not isinstance(target, str | Path):
+            return _finite(target, "target")
+        folder = find_checkpoint(target)
+        self.tokenizer = load_tokenizer(folder)
+        return load_target(folder, self.dtype, self.device)
+
+    def _load_draft(self, target: str | Path | ServedModel, draft: str | Path | ServedModel | None) -> ServedModel:
+        if draft is None:
+            if str(target) not in SHIPPED_DRAFTS:
+                raise ValueError(f"algorithm eagle needs a draft model: give draft=..., a folder or a model object")
+            draft = SHIPPED_DRAFTS[str(target)]
+        if isinstance(draft, str | Path):
+            if not isinstance(self.target_model, LlamaForCausalLM):
+                raise ValueError("an EAGLE head shares its target's embedding: the target must be a LLaMA-style model")
+            return load_eagle(find_checkpoint(draft), self.target_model, self.dtype, self.device)
+        theirs, ours = draft.config.vocab_size, self.target_model.config.vocab_size
+        if theirs != ours:
+            raise ValueError(f"the draft's vocabulary has {theirs} ids, the target's {ours}: they must be equal")
+        if isinstance(draft, LlamaForCausalLM):
+            raise ValueError("the draft is a whole language model: algorithm eagle takes an EAGLE head")
+        return _finite(draft, "draft")
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """None: a GPU where there is one. Raises ValueError for a device that is not here."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return resolved
+
+
+def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    if dtype is None:
+        return torch.float32
+    resolved = DTYPES.get(str(dtype).removeprefix("torch."))
+    if resolved is None:
+        raise ValueError(f"dtype is {dtype!r}, it must be one of: {', '.join(DTYPES)}")
+    return resolved
+
+
+def _finite(model: ServedModel, role: str) -> ServedModel:
+    """A model object as it was given, unless its weights are no numbers."""
+    if isinstance(model, nn.Module):
+        for name, parameter in model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise ValueError(f"the {role}'s weights hold NaN or infinite values, first in {name}")
+    return model

@@ -1,0 +1,17 @@
+"""Counts what the dispatchers launch, by operation, as it happens. A GPU launch costs host time even for no rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+launches: Counter[str] = Counter()
+
+
+def count_launch(operation: str) -> None:
+    launches[operation] += 1
+
+
+def check_backend(backend: str) -> None:
+    """Raises ValueError for a backend that this version does not have."""
+    if backend not in ("auto", "torch"):
+        raise ValueError(f"backend is {backend!r}, this version has: auto, torch")

@@ -1,0 +1,272 @@
+"""Weights in the Hugging Face layout: a folder with `config.json`, safetensors and, for a target, `tokenizer.json`.
+
+Two differences lie between the file and the model. Files keep q, k, v and gate, up apart, the model runs each
+group as one product. And files pair rotary dimension i with i + dim/2, the model keeps a pair side by side
+(see `llama.rotate`). Both are settled here, so that no other module has to know.
+
+A folder that does not fit is refused with a CheckpointError that names the file, the tensor and the remedy;
+nothing is guessed, filled in or ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from refspec.models.eagle import EagleHead
+from refspec.models.llama import LlamaConfig, LlamaForCausalLM
+
+TARGET_ARCHITECTURE = "LlamaForCausalLM"
+EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle"
+
+# The weights that come with the package, by the name that Engine(target=..., draft=...) takes.
+SHIPPED_FOLDER = Path(__file__).parent / "tiny"
+SHIPPED = {"tiny": "target", "tiny-eagle": "eagle", "tiny-standalone": "standalone"}
+
+
+class CheckpointError(ValueError):
+    """A model folder that cannot be loaded as it is."""
+
+
+def find_checkpoint(name_or_folder: str | Path) -> Path:
+    """The folder of a shipped model's name, or of a path. Raises CheckpointError when there is none."""
+    if str(name_or_folder) in SHIPPED:
+        folder = SHIPPED_FOLDER / SHIPPED[str(name_or_folder)]
+        remedy = "reinstall refspec, or train the weights with scripts/train_tiny.py"
+    else:
+        folder = Path(name_or_folder).expanduser()
+        remedy = f"give a folder in the Hugging Face layout, or one of the shipped models: {', '.join(SHIPPED)}"
+    if not folder.is_dir():
+        raise CheckpointError(f"no model folder at {folder}: {remedy}")
+    return folder
+
+
+def load_target(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+    """A LLaMA-style causal language model, ready for inference. Raises CheckpointError."""
+    raw, config = read_config(folder, TARGET_ARCHITECTURE)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    weights = dict(read_tensors(folder))
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)  # some writers store the tied matrix twice
+    return _fill(model, weights, folder, "model.", dtype, device)
+
+
+def load_eagle(folder: Path, target: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> EagleHead:
+    """An EAGLE-1/2 head over `target`, whose embedding and lm_head it shares. Raises CheckpointError."""
+    raw, config = read_config(folder, EAGLE_ARCHITECTURE)
+    try:
+        with torch.device("meta"):
+            model = EagleHead(config, target)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    weights = dict(read_tensors(folder))
+    # Published heads often carry a copy of the target's embedding; the target's own is used.
+    weights.pop("embed_tokens.weight", None)
+    return _fill(model, weights, folder, "", dtype, device)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a model folder; None where it has none, and prompts must be ids. Raises CheckpointError."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"{file} is no tokenizer that can be read: {error}") from None
+
+
+def read_config(folder: Path, architecture: str) -> tuple[dict[str, Any], LlamaConfig]:
+    """`config.json` as it stands, and the part that the models read. Raises CheckpointError."""
+    raw = _read_json(folder / "config.json")
+    found = (raw.get("architectures") or ["(none given)"])[0]
+    if found != architecture:
+        raise CheckpointError(f"{folder / 'config.json'}: architecture {found} where {architecture} is needed")
+
+    def require(condition: bool, complaint: str) -> None:
+        if not condition:
+            raise CheckpointError(f"{folder / 'config.json'}: {complaint}, which this model code does not compute")
+
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    require(raw.get("hidden_act", "silu") == "silu", f"hidden_act is {raw.get('hidden_act')!r} (not silu)")
+    require(rope.get("rope_type", rope.get("type", "default")) == "default", f"rotary embeddings are scaled ({rope})")
+    for flag in ("attention_bias", "mlp_bias"):
+        require(not raw.get(flag), f"{flag} is set")
+    try:
+        heads = int(raw["num_attention_heads"])
+        config = LlamaConfig(
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=int(raw["hidden_size"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            num_hidden_layers=int(raw["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+            max_position_embeddings=int(raw["max_position_embeddings"]),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            eos_token_ids=_eos_token_ids(folder, raw),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: the field {error} is missing") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    return raw, config
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the folder's safetensors, one file or shards by index. Raises CheckpointError."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map", {})
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+    else:
+        files = [folder / "model.safetensors"]
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"no weights at {file}: only safetensors are read")
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
+                    if not name.endswith("rotary_emb.inv_freq"):  # a constant that old writers stored
+                        yield name, tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} is damaged or cut short ({error}): fetch it again") from None
+
+
+def save_checkpoint(
+    model: nn.Module, folder: Path, architecture: str, extra: dict[str, Any] | None = None, dtype: torch.dtype = torch.float16
+) -> None:
+    """Write `config.json` and `model.safetensors` so that the loaders above read the same model back.
+
+    extra: further fields for config.json (bos_token_id, eos_token_id, ...).
+    """
+    config: LlamaConfig = model.config  # type: ignore[assignment] - both models carry one
+    prefix = "model." if architecture == TARGET_ARCHITECTURE else ""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        for part in _file_parts(name, prefix, config):
+            tensors[part.name] = part.to_file(parameter.detach()).to("cpu", dtype).contiguous()
+    raw = {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        **(extra or {}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@dataclass(frozen=True)
+class _FilePart:
+    """One tensor of the file: rows `start` to `stop` of a model parameter, its rotary pairs in the file's order."""
+
+    name: str
+    start: int | None = None
+    stop: int | None = None
+    rotary_dim: int = 0
+
+    def to_model(self, tensor: Tensor) -> Tensor:
+        if not self.rotary_dim:
+            return tensor
+        return tensor.unflatten(0, (-1, 2, self.rotary_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+    def to_file(self, parameter: Tensor) -> Tensor:
+        rows = parameter[self.start : self.stop]
+        if not self.rotary_dim:
+            return rows
+        return rows.unflatten(0, (-1, self.rotary_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _file_parts(name: str, prefix: str, config: LlamaConfig) -> list[_FilePart]:
+    """Which tensors of the file make up the model's parameter `name`, in order."""
+    full = name if name.startswith("lm_head") else prefix + name
+    if "qkv_proj" in name:
+        q_rows = config.num_attention_heads * config.head_dim
+        kv_rows = config.num_key_value_heads * config.head_dim
+        return [
+            _FilePart(full.replace("qkv_proj", "q_proj"), 0, q_rows, config.head_dim),
+            _FilePart(full.replace("qkv_proj", "k_proj"), q_rows, q_rows + kv_rows, config.head_dim),
+            _FilePart(full.replace("qkv_proj", "v_proj"), q_rows + kv_rows, q_rows + 2 * kv_rows),
+        ]
+    if "gate_up_proj" in name:
+        rows = config.intermediate_size
+        return [
+            _FilePart(full.replace("gate_up_proj", "gate_proj"), 0, rows),
+            _FilePart(full.replace("gate_up_proj", "up_proj"), rows, 2 * rows),
+        ]
+    return [_FilePart(full)]
+
+
+def _fill(
+    model: nn.Module, weights: dict[str, Tensor], folder: Path, prefix: str, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    """Give every parameter of `model` (on the meta device) its values; use up every tensor of `weights`."""
+    state = {}
+    for name, parameter in model.named_parameters():
+        values = []
+        for part in _file_parts(name, prefix, model.config):
+            if part.name not in weights:
+                raise CheckpointError(f"{folder}: the tensor {part.name} is missing")
+            tensor = weights.pop(part.name)
+            rows = parameter.shape[0] if part.start is None else part.stop - part.start
+            expected = (rows, *parameter.shape[1:])
+            if tuple(tensor.shape) != expected:
+                raise CheckpointError(
+                    f"{folder}: the tensor {part.name} has shape {tuple(tensor.shape)}, config.json asks for {expected}"
+                )
+            if not torch.isfinite(tensor).all():
+                raise CheckpointError(f"{folder}: the tensor {part.name} holds NaN or infinite values")
+            values.append(part.to_model(tensor))
+        state[name] = torch.cat(values).to(device, dtype)
+    if weights:
+        raise CheckpointError(
+            f"{folder}: {len(weights)} tensors have no place in this architecture, the first is {sorted(weights)[0]}"
+        )
+    model.load_state_dict(state, assign=True, strict=False)
+    if getattr(model.config, "tie_word_embeddings", False):
+        model.lm_head.weight = model.embed_tokens.weight
+    return model.requires_grad_(False).eval()
+
+
+def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
+    """The ids that end a text: those of config.json and, where it exists, of generation_config.json."""
+    found: list[int] = []
+    generation = folder / "generation_config.json"
+    for source in (raw, _read_json(generation) if generation.is_file() else {}):
+        ids = source.get("eos_token_id")
+        found += [ids] if isinstance(ids, int) else (ids or [])
+    return tuple(sorted(set(found)))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise CheckpointError(f"no {file.name} in {file.parent}: this is no model folder in the Hugging Face layout")
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} is not valid JSON: {error}") from None

@@ -1,0 +1,144 @@
+"""One model over the KV pool: the only place where a forward happens, and where it is counted.
+
+Prefill, decode, draft step, tree verify and extend all come through `ModelRunner.forward`, and through one
+attention with an explicit mask. What sets them apart is in the ForwardBatch.
+
+Source: SGLang: python/sglang/srt/model_executor/model_runner.py:ModelRunner.forward @v0.5.0; the torch attention
+backend beside it plays the part of PoolAttention.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from refspec.contracts import ForwardBatch, ForwardOutput
+from refspec.memory.kv_pool import KVLayout, MHATokenToKVPool
+
+
+class ModelConfig(Protocol):
+    """The part of a model's configuration that the engine reads."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
+class ServedModel(Protocol):
+    """What the engine asks of a model, target or draft: LlamaForCausalLM, EagleHead, ScriptedModel."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def kv_layout(self) -> KVLayout: ...
+    def __call__(
+        self, input_ids: Tensor, positions: Tensor, attend: PoolAttention, hidden_states: Tensor | None
+    ) -> Tensor:
+        """Hidden states (n, hidden_size) of the rows."""
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(n, hidden_size) -> (n, vocab_size)."""
+
+
+class PoolAttention:
+    """The attention of one forward: writes the rows' keys and values to their slots, then reads through the mask.
+
+    A model calls it once per layer. Columns are the request's prefix slots, then its tail slots.
+    """
+
+    def __init__(self, batch: ForwardBatch, pool: MHATokenToKVPool) -> None:
+        self.pool, self.out_slots, self.q_lens = pool, batch.out_slots, batch.q_lens
+        self.columns = torch.cat([batch.prefix_slots, batch.tail_slots], dim=1)  # (b, L)
+        self.visible = _visible_columns(batch)  # bool (b, Q, L)
+        rows = max(batch.q_lens)
+        self.padded_rows: Tensor | None = None  # (n) where row i stands once every request has Q rows
+        if min(batch.q_lens) < rows:
+            self.padded_rows = torch.cat(
+                [torch.arange(r * rows, r * rows + length) for r, length in enumerate(batch.q_lens)]
+            ).to(batch.input_ids.device)
+        self._bias: Tensor | None = None
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (n, heads, dim); k, v (n, kv_heads, dim) -> (n, heads, dim)."""
+        self.pool.write(layer_id, self.out_slots, k, v)
+        keys, values = self.pool.read(layer_id, self.columns)
+        queries = self._pad(q).transpose(1, 2)
+        if self._bias is None:
+            self._bias = torch.zeros_like(self.visible, dtype=q.dtype).masked_fill_(~self.visible, -torch.inf)[:, None]
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._bias, enable_gqa=True)
+        return self._unpad(out.transpose(1, 2))
+
+    def look_up(self, records: Tensor) -> list[Tensor]:
+        """For a model without attention: keep the rows' records (n, w); for each row, those that it sees (seen, w)."""
+        self.pool.write(0, self.out_slots, records[:, None], records[:, None])
+        kept, _ = self.pool.read(0, self.columns)  # (b, 1, L, w)
+        per_row = kept.expand(-1, self.visible.shape[1], -1, -1)
+        return [record[seen] for record, seen in zip(self._unpad(per_row), self._unpad(self.visible), strict=True)]
+
+    def _pad(self, x: Tensor) -> Tensor:
+        """(n, ...) -> (b, Q, ...)."""
+        b, rows = self.visible.shape[:2]
+        if self.padded_rows is not None:
+            x = x.new_zeros(b * rows, *x.shape[1:]).index_copy_(0, self.padded_rows, x)
+        return x.unflatten(0, (b, rows))
+
+    def _unpad(self, x: Tensor) -> Tensor:
+        """(b, Q, ...) -> (n, ...)."""
+        x = x.flatten(0, 1)
+        return x if self.padded_rows is None else x.index_select(0, self.padded_rows)
+
+
+class ModelRunner:
+    """A model and its KV pool.
+
+    forwards: counts this runner's, by the phase that each was made for.
+    vocab_size: ids at or above it are never proposed. It is smaller than the model's own where the rows of the
+    output head were padded beyond the tokenizer's size: their logits mean nothing.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        slots: int,
+        device: torch.device,
+        forwards: Counter[str],
+        vocab_size: int | None = None,
+    ) -> None:
+        self.model, self.device, self.forwards = model, device, forwards
+        self.pool = MHATokenToKVPool(model.kv_layout, slots, device)
+        self.vocab_size = vocab_size or model.config.vocab_size
+
+    def forward(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None = None) -> ForwardOutput:
+        """Run the rows; logits for `logits_rows` (indices into the n rows), or for all of them.
+
+        Afterwards the pool holds the rows' keys and values at out_slots. With zero rows (an idle rank) the model
+        is not run, the outputs have zero rows, and nothing is counted.
+        """
+        if not batch.q_lens:
+            hidden = torch.zeros(0, self.model.config.hidden_size, dtype=self.model.kv_layout.dtype, device=self.device)
+            return ForwardOutput(hidden.new_zeros(0, self.vocab_size), hidden)
+        self.forwards[phase] += 1
+        attend = PoolAttention(batch, self.pool)
+        hidden_states = self.model(batch.input_ids, batch.positions, attend, batch.hidden_states)
+        read = hidden_states if logits_rows is None else hidden_states.index_select(0, logits_rows)
+        return ForwardOutput(self.model.logits(read)[:, : self.vocab_size], hidden_states)
+
+
+def _visible_columns(batch: ForwardBatch) -> Tensor:
+    """bool (b, Q, L): the prefix up to its length, then the tail mask. A padded row sees what its neighbours do."""
+    b, rows, _ = batch.tail_mask.shape
+    width = batch.prefix_slots.shape[1]
+    prefix = torch.ones(b, 1, width, dtype=torch.bool, device=batch.tail_mask.device)
+    if min(batch.prefix_lens) < width:
+        for r, length in enumerate(batch.prefix_lens):
+            prefix[r, :, length:] = False
+    return torch.cat([prefix.expand(-1, rows, -1), batch.tail_mask], dim=-1)

@@ -1,0 +1,119 @@
+"""Phase 1: the draft guesses a tree of continuations.
+
+The draft runs one row for each of its k branches and keeps, of the k·k children they have, the k with the best
+path probability as the next branches. All children, kept or not, go into the pool of candidates. The first level
+is there already, from the last extend, and the last level's children need no row of their own: S levels cost
+S - 1 forwards.
+
+The rows need slots for their keys and values. They are reserved from the allocator, used, and given back *before*
+the target verifies: nothing of the draft's cache outlives its loop, since the extend writes the accepted tokens'
+rows anew, from the target's hidden states.
+
+Source: EAGLE-2 (Li et al. 2024, section 4.1, expansion); SGLang: python/sglang/srt/speculative/eagle_worker.py:
+EAGLEWorker.draft_forward @v0.5.0
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from refspec.config import SpecConfig
+from refspec.contracts import Candidates, ForwardBatch
+from refspec.kernels import stable_topk
+from refspec.memory.allocator import SlotAllocator
+from refspec.requests.request import RunningBatch
+from refspec.runtime.runner import ModelRunner
+
+# (scores (b, parents, k), tokens (b, parents·k), parents (b, ...)) of one level
+TreeInfo = tuple[Tensor, Tensor, Tensor]
+
+
+def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocator, config: SpecConfig) -> Candidates:
+    """S - 1 draft forwards. Afterwards the allocator is as it was.
+
+    Needs batch.draft_input. Raises OutOfSlots, with nothing taken, if b·k·S slots are not free.
+    """
+    k, steps, b = config.topk, config.num_steps, len(batch)
+    start = batch.draft_input
+    assert start is not None
+    state = allocator.backup_state()
+    slots = allocator.alloc(b * k * steps).view(b, k, steps)
+
+    topk_p, topk_index, hidden_states = start.topk_p, start.topk_index, start.hidden_states
+    scores = topk_p
+    levels: list[TreeInfo] = []
+    own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
+    tail_mask = own_column[:, :, :0]
+    prefix_slots = batch.prefix_slots()
+    for i in range(steps):
+        input_ids, hidden_states, scores, level = select_top_k_tokens(
+            i, topk_p, topk_index, hidden_states, scores, k
+        )
+        levels.append(level)
+        if i == steps - 1:
+            break
+        if config.exact_branch_kv and i > 0:
+            tail_mask = _follow_parents(tail_mask, level[2], k)
+        tail_mask = torch.cat([tail_mask, own_column], dim=-1)
+        out = draft_runner.forward(
+            ForwardBatch(
+                input_ids=input_ids,
+                positions=(batch.seq_lens + i).repeat_interleave(k),
+                out_slots=slots[:, :, i].flatten(),
+                q_lens=[k] * b,
+                prefix_slots=prefix_slots,
+                prefix_lens=batch.prefix_lens,
+                tail_slots=slots[:, :, : i + 1].transpose(1, 2).flatten(1),  # step by step, k columns each
+                tail_mask=tail_mask,
+                hidden_states=hidden_states,
+            ),
+            phase="draft",
+        )
+        topk_p, topk_index = best_tokens(out.logits, k)
+        hidden_states = out.hidden_states
+
+    allocator.restore_state(state)
+    score_list, token_list, parents_list = (list(column) for column in zip(*levels, strict=True))
+    return Candidates(score_list, token_list, parents_list, slots)
+
+
+def best_tokens(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """logits (n, V) -> the k likeliest ids of each row, i64 (n, k), and their probabilities, f32 (n, k)."""
+    return stable_topk(torch.softmax(logits.float(), dim=-1), topk)
+
+
+def select_top_k_tokens(
+    i: int, topk_p: Tensor, topk_index: Tensor, hidden_states: Tensor, scores: Tensor, topk: int
+) -> tuple[Tensor, Tensor, Tensor, TreeInfo]:
+    """Choose the k branches of level i (from 0) among the children of level i - 1.
+
+    topk_p f32, topk_index i64: the children's probabilities and ids; (b, k) at level 0, where the root is the only
+    parent, then (b·k, k). hidden_states: the parents', (b, H), then (b·k, H). scores f32 (b, k): the parents'.
+
+    Returns input_ids i64 (b·k) and hidden_states (b·k, H), the chosen children with their parents' hidden states:
+    the rows of the next draft forward; scores f32 (b, k), theirs; and the level for the pool: all children's
+    scores, all ids, and the entries that the level adds to parent_list (-1 for the root and then the pool indices
+    of the chosen).
+
+    Source: SGLang: python/sglang/srt/speculative/spec_utils.py:select_top_k_tokens @0.5.23
+    """
+    b = len(topk_index) if i == 0 else len(topk_index) // topk
+    if i == 0:
+        entries = torch.arange(-1, topk, device=topk_index.device).expand(b, -1)
+        level = (topk_p.unsqueeze(1), topk_index, entries)
+        return topk_index.flatten(), hidden_states.repeat_interleave(topk, dim=0), topk_p, level
+
+    child_scores = scores.unsqueeze(2) * topk_p.view(b, topk, topk)
+    child_tokens = topk_index.view(b, topk * topk)
+    scores, chosen = stable_topk(child_scores.flatten(1), topk)
+    first_of_level = topk + (i - 1) * topk * topk
+    parent_row = chosen // topk + torch.arange(0, b * topk, topk, device=chosen.device).unsqueeze(1)
+    level = (child_scores, child_tokens, chosen + first_of_level)
+    return child_tokens.gather(1, chosen).flatten(), hidden_states[parent_row.flatten()], scores, level
+
+
+def _follow_parents(tail_mask: Tensor, entries: Tensor, topk: int) -> Tensor:
+    """Let each chosen branch see the columns that its parent's branch saw: bool (b, k, columns so far)."""
+    parent_branch = (entries - topk) % (topk * topk) // topk  # pool index -> place in its level -> parent's branch
+    return tail_mask.gather(1, parent_branch.unsqueeze(2).expand(-1, -1, tail_mask.shape[2]))

@@ -1,0 +1,150 @@
+"""What every worker has in common: it moves a batch forward in one of three modes.
+
+A worker holds the models' runners and the memory, and owns the order of the phases. The engine above it decides
+who runs, and when; it does not know how many tokens a worker's step will bring.
+
+| mode   | what happens                                                                     |
+|--------|----------------------------------------------------------------------------------|
+| EXTEND | new requests: their prompts are read, each gets its first token                   |
+| DECODE | running requests: each gets its next token, or a block of them                    |
+| IDLE   | no requests here: the same phases with zero rows, for the sake of other ranks     |
+
+Source: SGLang: python/sglang/srt/speculative/base_spec_worker.py:BaseSpecWorker @v0.5.5
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from refspec.contracts import ForwardBatch, ForwardMode, ForwardOutput
+from refspec.kernels import assign_req_to_token, launches
+from refspec.memory.allocator import SlotAllocator
+from refspec.requests.finish import append_tokens
+from refspec.requests.request import RunningBatch
+from refspec.runtime.runner import ModelRunner
+from refspec.spec.extend import causal_mask, pad_rows, positions_from
+from refspec.trace import Round
+
+Observer = Callable[[Round], None]
+
+
+@dataclass
+class Stats:
+    """Counted as it happens, over the life of an engine. A round is one decode step of one batch."""
+
+    rounds: int = 0
+    request_rounds: int = 0  # rounds, each counted once for every request in it
+    committed_tokens: int = 0  # by rounds, bonus included; prefill's first tokens are not in it
+    drafted_levels: int = 0  # num_steps for each request round
+    candidates: int = 0  # that the draft came up with
+    forwards: Counter[str] = field(default_factory=Counter)  # target, draft, extend, prefill_target, prefill_draft
+    launches: Counter[str] = field(default_factory=Counter)  # by operation of refspec.kernels
+    slots_taken: Counter[str] = field(default_factory=Counter)  # by phase
+    slots_returned: Counter[str] = field(default_factory=Counter)  # by phase
+    seconds: Counter[str] = field(default_factory=Counter)  # host time by phase
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens for each round of a request, the bonus counted; 0 before the first round."""
+        return self.committed_tokens / self.request_rounds if self.request_rounds else 0.0
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted drafts for each level that was drafted; 0 when nothing was."""
+        accepted = self.committed_tokens - self.request_rounds
+        return accepted / self.drafted_levels if self.drafted_levels else 0.0
+
+    def count_round(self, accept_lens: list[int], num_steps: int, num_candidates: int) -> None:
+        self.rounds += 1
+        self.request_rounds += len(accept_lens)
+        self.committed_tokens += sum(accept_lens)
+        self.drafted_levels += num_steps * len(accept_lens)
+        self.candidates += num_candidates * len(accept_lens)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, as `--json` prints them."""
+        names = ("target", "draft", "extend", "prefill_target", "prefill_draft")
+        return {
+            "rounds": self.rounds,
+            **{f"{name}_forwards": self.forwards[name] for name in names},
+            "request_rounds": self.request_rounds,
+            "committed_tokens": self.committed_tokens,
+            "candidates": self.candidates,
+            "accept_length": self.accept_length,
+            "accept_rate": self.accept_rate,
+            "launches": dict(self.launches),
+            "slots_taken": dict(self.slots_taken),
+            "slots_returned": dict(self.slots_returned),
+            "seconds": dict(self.seconds),
+        }
+
+
+class Worker(ABC):
+    def __init__(self, target: ModelRunner, allocator: SlotAllocator, stats: Stats) -> None:
+        self.target, self.allocator, self.stats = target, allocator, stats
+
+    @property
+    @abstractmethod
+    def slots_per_round(self) -> int:
+        """Slots that one request may need in a round, beside those of its committed tokens."""
+
+    @abstractmethod
+    def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
+        """Move the batch one step. Returns the requests that go on, in their order.
+
+        The others have a finish_reason; their rows and slots are the caller's to release. If it raises, the
+        caller restores allocator and requests.
+        """
+
+    def prefill_target(self, batch: RunningBatch) -> tuple[ForwardOutput, torch.Tensor]:
+        """Read the prompts: take their slots, enter them in the request table, run the target over all of them.
+
+        Every request gets its first output token. Returns the forward's output and the slots, i64 (n).
+        """
+        prompts = [request.prompt_ids for request in batch.requests]
+        lens = [len(prompt) for prompt in prompts]
+        device = batch.rows.device
+        slots = self.allocator.alloc(sum(lens))
+        ends = batch.seq_lens + torch.tensor(lens, dtype=torch.int64, device=device)
+        assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, ends, slots)
+        flat_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64, device=device)
+        last_rows = torch.tensor(lens, dtype=torch.int64, device=device).cumsum(0) - 1
+        out = self.target.forward(
+            ForwardBatch(
+                input_ids=flat_ids,
+                positions=positions_from(batch.prefix_lens, lens, device),
+                out_slots=slots,
+                q_lens=lens,
+                prefix_slots=batch.prefix_slots(),
+                prefix_lens=batch.prefix_lens,
+                tail_slots=pad_rows(slots, lens),
+                tail_mask=causal_mask(lens, device),
+            ),
+            phase="prefill_target",
+            logits_rows=last_rows,
+        )
+        batch.seq_lens = ends
+        batch.bonus_tokens = out.logits.argmax(dim=-1)
+        for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
+            request.kv_len = len(request.prompt_ids)
+            append_tokens(request, [token])
+        return out, slots
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens inside is counted under the phase's name: slots taken and returned, launches, host time."""
+        taken, returned, started = self.allocator.taken, self.allocator.returned, time.perf_counter()
+        launched = launches.copy()
+        yield
+        self.stats.seconds[name] += time.perf_counter() - started
+        self.stats.slots_taken[name] += self.allocator.taken - taken
+        self.stats.slots_returned[name] += self.allocator.returned - returned
+        self.stats.launches.update(launches - launched)

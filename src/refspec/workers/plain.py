@@ -1,0 +1,48 @@
+"""Decoding without speculation: one target forward, one token. The baseline, and the oracle of every test."""
+
+from __future__ import annotations
+
+import torch
+
+from refspec.contracts import ForwardBatch, ForwardMode
+from refspec.kernels import assign_req_to_token
+from refspec.requests.finish import append_tokens
+from refspec.requests.request import RunningBatch
+from refspec.workers.base import Observer, Worker
+
+
+class PlainWorker(Worker):
+    slots_per_round = 1
+
+    def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
+        if mode is ForwardMode.EXTEND:
+            with self.phase("prefill"):
+                self.prefill_target(batch)
+        elif mode is ForwardMode.DECODE:
+            with self.phase("decode"):
+                self._decode(batch)
+        return batch.keep(batch.going_on())
+
+    def _decode(self, batch: RunningBatch) -> None:
+        b, device = len(batch), batch.rows.device
+        slots = self.allocator.alloc(b)
+        out = self.target.forward(
+            ForwardBatch(
+                input_ids=batch.bonus_tokens,
+                positions=batch.seq_lens,
+                out_slots=slots,
+                q_lens=[1] * b,
+                prefix_slots=batch.prefix_slots(),
+                prefix_lens=batch.prefix_lens,
+                tail_slots=slots.view(b, 1),
+                tail_mask=torch.ones(b, 1, 1, dtype=torch.bool, device=device),
+            ),
+            phase="target",
+        )
+        assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, batch.seq_lens + 1, slots)
+        batch.seq_lens = batch.seq_lens + 1
+        batch.bonus_tokens = out.logits.argmax(dim=-1)
+        for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
+            request.kv_len += 1
+            request.accept_lens.append(append_tokens(request, [token]))
+        self.stats.count_round([1] * b, num_steps=0, num_candidates=0)

@@ -1,0 +1,78 @@
+"""Turns what the phases handed over into the trace of a round. Only runs when somebody observes."""
+
+from __future__ import annotations
+
+import torch
+
+from refspec.config import SpecConfig
+from refspec.contracts import Candidates, CommitOutput, VerifyInput, VerifyOutput
+from refspec.requests.request import RunningBatch
+from refspec.trace import Candidate, Round, TreeRequest
+from refspec.workers.base import Stats
+
+
+class RoundRecorder:
+    """Made at the round's start, asked at its end."""
+
+    def __init__(self, stats: Stats, config: SpecConfig) -> None:
+        self.stats, self.config = stats, config
+        self.forwards_before, self.launches_before = stats.forwards.copy(), stats.launches.copy()
+        self.taken_before, self.returned_before = stats.slots_taken.copy(), stats.slots_returned.copy()
+
+    def record(
+        self,
+        batch: RunningBatch,
+        candidates: Candidates,
+        tree: VerifyInput,
+        verified: VerifyOutput,
+        done: CommitOutput,
+    ) -> Round:
+        return Round(
+            number=self.stats.rounds - 1,
+            requests=[
+                self._request(r, batch, candidates, tree, verified, done) for r in range(len(batch.requests))
+            ],
+            slots_taken=dict(self.stats.slots_taken - self.taken_before),
+            slots_returned=dict(self.stats.slots_returned - self.returned_before),
+            forwards=dict(self.stats.forwards - self.forwards_before),
+            launches=dict(self.stats.launches - self.launches_before),
+        )
+
+    def _request(
+        self,
+        r: int,
+        batch: RunningBatch,
+        candidates: Candidates,
+        tree: VerifyInput,
+        verified: VerifyOutput,
+        done: CommitOutput,
+    ) -> TreeRequest:
+        n, k = self.config.num_draft_tokens, self.config.topk
+        request, rows = batch.requests[r], slice(r * n, (r + 1) * n)
+        tokens = torch.cat(candidates.token_list, dim=1)[r].tolist()
+        scores = torch.cat([level.flatten(1) for level in candidates.score_list], dim=1)[r].tolist()
+        nodes = torch.cat(candidates.parents_list, dim=1)[r].tolist()  # entry g: who the candidates g·k... hang under
+        mask = tree.tree_mask.view(-1, n, n)[r].tolist()
+        accept_len = done.accept_lens[r]
+        slots = verified.out_slots.tolist()
+        return TreeRequest(
+            request=request.index,
+            seq_len=request.kv_len - accept_len,
+            bonus_token=int(tree.draft_token[r * n]),
+            candidates=[
+                Candidate(token=token, parent=nodes[i // k], score=score)
+                for i, (token, score) in enumerate(zip(tokens, scores, strict=True))
+            ],
+            kept=tree.top_scores_index[r].tolist(),
+            # Ancestors stand in earlier columns, the parent in the last of them.
+            parents=[max((c for c in range(row) if mask[row][c]), default=-1) for row in range(n)],
+            positions=tree.positions[rows].tolist(),
+            tree_mask=["".join(str(int(seen)) for seen in row) for row in mask],
+            target_predict=verified.target_predict[rows].tolist(),
+            accepted_rows=[row - r * n for row in verified.accept_index[r].tolist() if row != -1],
+            committed=request.output_ids[-accept_len:],
+            finish_reason=request.finish_reason,
+            draft_slots=candidates.slots[r].tolist(),
+            verify_slots=slots[rows],
+            kept_slots=[slots[row] for row in done.kept_rows[r]],
+        )
