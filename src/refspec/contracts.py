@@ -37,7 +37,7 @@ class ForwardBatch:
     prefix_slots: Tensor  # (b, P) slots of committed tokens; columns from prefix_lens[r] on are not read
     prefix_lens: list[int]  # b entries, each <= P
     tail_slots: Tensor  # (b, T) slots that this forward, or an earlier draft step, writes
-    tail_mask: Tensor  # bool (b, Q, T), Q = max(q_lens): row q of request r sees column t
+    tail_mask: Tensor | None  # bool (b, Q, T), Q = max(q_lens): row q of request r sees column t; None: sees all
     hidden_states: Tensor | None = None  # (n, H), only for a draft: those of the token before each row's
 
 

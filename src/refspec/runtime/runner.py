@@ -58,38 +58,42 @@ class PoolAttention:
     def __init__(self, batch: ForwardBatch, pool: MHATokenToKVPool) -> None:
         self.pool, self.out_slots, self.q_lens = pool, batch.out_slots, batch.q_lens
         self.columns = torch.cat([batch.prefix_slots, batch.tail_slots], dim=1)  # (b, L)
-        self.visible = _visible_columns(batch)  # bool (b, Q, L)
-        rows = max(batch.q_lens)
+        self.visible = _visible_columns(batch)  # bool (b, Q, L); None: everything
+        self.batch_size, rows = len(batch.q_lens), max(batch.q_lens)
         self.padded_rows: Tensor | None = None  # (n) where row i stands once every request has Q rows
         if min(batch.q_lens) < rows:
             self.padded_rows = torch.cat(
                 [torch.arange(r * rows, r * rows + length) for r, length in enumerate(batch.q_lens)]
             ).to(batch.input_ids.device)
-        self._bias: Tensor | None = None
+        self.bias: Tensor | None = None  # (b, 1, Q, L): -inf where a row does not see, in the dtype of the queries
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (n, heads, dim); k, v (n, kv_heads, dim) -> (n, heads, dim)."""
         self.pool.write(layer_id, self.out_slots, k, v)
         keys, values = self.pool.read(layer_id, self.columns)
         queries = self._pad(q).transpose(1, 2)
-        if self._bias is None:
-            self._bias = torch.zeros_like(self.visible, dtype=q.dtype).masked_fill_(~self.visible, -torch.inf)[:, None]
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._bias, enable_gqa=True)
+        if self.visible is not None and self.bias is None:
+            unseen = ~self.visible.unsqueeze(1)
+            self.bias = torch.zeros(unseen.shape, dtype=q.dtype, device=q.device).masked_fill_(unseen, -torch.inf)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self.bias, enable_gqa=True)
         return self._unpad(out.transpose(1, 2))
 
     def look_up(self, records: Tensor) -> list[Tensor]:
         """For a model without attention: keep the rows' records (n, w); for each row, those that it sees (seen, w)."""
         self.pool.write(0, self.out_slots, records[:, None], records[:, None])
         kept, _ = self.pool.read(0, self.columns)  # (b, 1, L, w)
-        per_row = kept.expand(-1, self.visible.shape[1], -1, -1)
-        return [record[seen] for record, seen in zip(self._unpad(per_row), self._unpad(self.visible), strict=True)]
+        rows = max(self.q_lens)
+        visible = self.visible
+        if visible is None:
+            visible = torch.ones(self.batch_size, rows, self.columns.shape[1], dtype=torch.bool, device=kept.device)
+        per_row = kept.expand(-1, rows, -1, -1)
+        return [record[seen] for record, seen in zip(self._unpad(per_row), self._unpad(visible), strict=True)]
 
     def _pad(self, x: Tensor) -> Tensor:
         """(n, ...) -> (b, Q, ...)."""
-        b, rows = self.visible.shape[:2]
         if self.padded_rows is not None:
-            x = x.new_zeros(b * rows, *x.shape[1:]).index_copy_(0, self.padded_rows, x)
-        return x.unflatten(0, (b, rows))
+            x = x.new_zeros(self.batch_size * max(self.q_lens), *x.shape[1:]).index_copy_(0, self.padded_rows, x)
+        return x.unflatten(0, (self.batch_size, -1))
 
     def _unpad(self, x: Tensor) -> Tensor:
         """(b, Q, ...) -> (n, ...)."""
@@ -133,12 +137,21 @@ class ModelRunner:
         return ForwardOutput(self.model.logits(read)[:, : self.vocab_size], hidden_states)
 
 
-def _visible_columns(batch: ForwardBatch) -> Tensor:
-    """bool (b, Q, L): the prefix up to its length, then the tail mask. A padded row sees what its neighbours do."""
-    b, rows, _ = batch.tail_mask.shape
-    width = batch.prefix_slots.shape[1]
-    prefix = torch.ones(b, 1, width, dtype=torch.bool, device=batch.tail_mask.device)
-    if min(batch.prefix_lens) < width:
+def _visible_columns(batch: ForwardBatch) -> Tensor | None:
+    """bool (b, Q, L): the prefix up to its length, then the tail mask; None where every row sees every column.
+
+    A padded row sees what its neighbours do, so that its softmax has something to work on.
+    """
+    b, width = batch.prefix_slots.shape
+    ragged = min(batch.prefix_lens) < width
+    if batch.tail_mask is None and not ragged:
+        return None
+    rows, device = max(batch.q_lens), batch.prefix_slots.device
+    prefix = torch.ones(b, 1, width, dtype=torch.bool, device=device)
+    if ragged:
         for r, length in enumerate(batch.prefix_lens):
             prefix[r, :, length:] = False
-    return torch.cat([prefix.expand(-1, rows, -1), batch.tail_mask], dim=-1)
+    tail = batch.tail_mask
+    if tail is None:
+        tail = torch.ones(b, rows, batch.tail_slots.shape[1], dtype=torch.bool, device=device)
+    return torch.cat([prefix.expand(-1, rows, -1), tail], dim=-1)

@@ -65,7 +65,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
                 prefix_slots=prefix_slots,
                 prefix_lens=batch.prefix_lens,
                 tail_slots=slots[:, :, : i + 1].transpose(1, 2).flatten(1),  # step by step, k columns each
-                tail_mask=tail_mask,
+                tail_mask=tail_mask if k > 1 else None,  # a lone branch sees all of its past
                 hidden_states=hidden_states,
             ),
             phase="draft",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from refspec.contracts import ForwardBatch, ForwardMode
 from refspec.kernels import assign_req_to_token
 from refspec.requests.finish import append_tokens
@@ -24,7 +22,7 @@ class PlainWorker(Worker):
         return batch.keep(batch.going_on())
 
     def _decode(self, batch: RunningBatch) -> None:
-        b, device = len(batch), batch.rows.device
+        b = len(batch)
         slots = self.allocator.alloc(b)
         out = self.target.forward(
             ForwardBatch(
@@ -35,7 +33,7 @@ class PlainWorker(Worker):
                 prefix_slots=batch.prefix_slots(),
                 prefix_lens=batch.prefix_lens,
                 tail_slots=slots.view(b, 1),
-                tail_mask=torch.ones(b, 1, 1, dtype=torch.bool, device=device),
+                tail_mask=None,
             ),
             phase="target",
         )
