@@ -29,13 +29,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from refspec import Engine, SamplingParams
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import Attend, LlamaConfig, LlamaForCausalLM
 
 VOCAB_SIZE = 1024
 END_OF_TEXT = "<|endoftext|>"
 SEED = 20260
-TOKENS_PER_STEP = 4096
 # Left out: tests and tables of constants, whose endless near-repetition a small model would learn first.
 LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__", "config"}
 
@@ -84,7 +84,10 @@ def prepare(work: Path) -> Tokenizer:
     file = work / "tokenizer.json"
     if file.is_file() and (work / "held_out.npy").is_file():
         return Tokenizer.from_file(str(file))
-    texts = {held: [read_source(path) for name, path in corpus_files() if is_held_out(name) == held] for held in (False, True)}
+    texts = {
+        held: [read_source(path) for name, path in corpus_files() if is_held_out(name) == held]
+        for held in (False, True)
+    }
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -105,9 +108,9 @@ def prepare(work: Path) -> Tokenizer:
     return tokenizer
 
 
-def batch_at(tokens: np.ndarray, step: int, seed: int, length: int) -> Tensor:
-    """The (TOKENS_PER_STEP / length, length + 1) ids that a step trains on: a function of the arguments alone."""
-    starts = np.random.default_rng([seed, step]).integers(0, len(tokens) - length - 1, TOKENS_PER_STEP // length)
+def batch_at(tokens: np.ndarray, step: int, seed: int, length: int, batch: int) -> Tensor:
+    """The (batch, length + 1) ids that a step trains on: a function of the arguments alone."""
+    starts = np.random.default_rng([seed, step]).integers(0, len(tokens) - length - 1, batch)
     return torch.from_numpy(np.stack([tokens[s : s + length + 1] for s in starts]).astype(np.int64))
 
 
@@ -179,7 +182,9 @@ class Muon(torch.optim.Optimizer):
     torch.optim.Muon iterates in bf16 matrix by matrix, which is several times slower on a CPU of this size.
     """
 
-    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
+    def __init__(
+        self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -230,12 +235,12 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def train(
-    name: str, model: nn.Module, loss_at: Callable[[int], Tensor], held_out: Callable[[], dict[str, float]],
-    steps: int, work: Path, save_every: int = 100,
+    name: str, model: nn.Module, loss_at: Callable[[int], Tensor], held_out: Callable[[int], dict[str, float]],
+    steps: int, work: Path, save_every: int = 100, lr_scale: float = 1.0,
 ) -> None:  # fmt: skip
     """Take `steps` steps, or what is left of them. Losses go to NAME.csv and NAME.png in the work folder."""
     optimisers = optimisers_for(model)
-    base = [group["lr"] for optimiser in optimisers for group in optimiser.param_groups]
+    base = [lr_scale * group["lr"] for optimiser in optimisers for group in optimiser.param_groups]
     file, first = work / f"{name}.pt", 0
     rows: list[dict[str, float]] = []
     if file.is_file():
@@ -244,7 +249,13 @@ def train(
         for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         first, rows = state["step"], state["rows"]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[losses]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[losses]}"),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(name, total=steps, completed=first, losses="")
         running: list[float] = []
@@ -262,7 +273,12 @@ def train(
             running.append(loss.item())
             if (step + 1) % save_every == 0 or step + 1 == steps:
                 seconds = (time.perf_counter() - started) / len(running)
-                row = {"step": step + 1, "train_loss": sum(running) / len(running), **held_out(), "seconds_per_step": seconds}
+                row = {
+                    "step": step + 1,
+                    "train_loss": sum(running) / len(running),
+                    **held_out(step),
+                    "seconds_per_step": seconds,
+                }
                 rows.append(row)
                 shown = "  ".join(f"{key} {value:.4g}" for key, value in row.items() if key != "step")
                 progress.update(task, losses=shown)
@@ -274,10 +290,15 @@ def train(
             progress.update(task, completed=step + 1)
 
 
-def save_training(file: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], step: int, rows: list[dict[str, float]]) -> None:
+def save_training(
+    file: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer], step: int, rows: list[dict[str, float]]
+) -> None:
     """Written beside and then renamed, so that a stop in the middle leaves the old checkpoint whole."""
     beside = file.with_suffix(".part")
-    torch.save({"model": model.state_dict(), "optimisers": [o.state_dict() for o in optimisers], "step": step, "rows": rows}, beside)
+    torch.save(
+        {"model": model.state_dict(), "optimisers": [o.state_dict() for o in optimisers], "step": step, "rows": rows},
+        beside,
+    )
     beside.replace(file)
 
 
@@ -322,28 +343,189 @@ def language_model_stage(name: str, config: LlamaConfig, steps: int, work: Path)
             logits = model.logits(hidden_of(model, ids[:, :-1]))
         return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
 
-    def held_out() -> dict[str, float]:
+    def held_out(step: int) -> dict[str, float]:
         with torch.no_grad():
-            loss = sum(loss_on(batch_at(unseen, i, SEED + 1, 512)).item() for i in range(4)) / 4
+            loss = sum(loss_on(batch_at(unseen, i, SEED + 1, 512, 8)).item() for i in range(4)) / 4
         return {"held_out_loss": loss, "held_out_bits_per_byte": loss / math.log(2) / bytes_per_token}
 
     def loss_at(step: int) -> Tensor:
         # Most of the time on short windows, which cost half the attention; then the length that is served.
-        return loss_on(batch_at(tokens, step, SEED, 256 if step < 0.7 * steps else 512))
+        return loss_on(
+            batch_at(tokens, step, SEED, 256, 16) if step < 0.7 * steps else batch_at(tokens, step, SEED, 512, 8)
+        )
 
     train(name, model, loss_at, held_out, steps, work)
 
 
+def repeats(ids: np.ndarray, start: int, length: int = 8) -> np.ndarray:
+    """bool (len(ids)): at these places, from `start` on, the last `length` ids have stood in this text before."""
+    seen: set[tuple[int, ...]] = set()
+    flags = np.zeros(len(ids), dtype=bool)
+    for end in range(max(start, length), len(ids) + 1):
+        gram = tuple(ids[end - length : end])
+        flags[end - 1] = gram in seen
+        seen.add(gram)
+    return flags
+
+
+def unlikelihood_loss(model: LlamaForCausalLM, ids: Tensor, repeated: Tensor) -> Tensor:
+    """-log(1 - p) of the tokens that continue a loop. ids i64, repeated bool (batch, length).
+
+    Source: Neural text generation with unlikelihood training (Welleck et al. 2020, section 5.2, sequence level).
+    """
+    logits = model.logits(hidden_of(model, ids[:, :-1])).float()
+    p = logits.softmax(-1).gather(1, ids[:, 1:].flatten()[:, None])[:, 0]
+    chosen = repeated[:, 1:].flatten()
+    return -(torch.log1p(-p.clamp(max=0.999)) * chosen).sum() / chosen.sum().clamp(min=1)
+
+
+class Corpus:
+    """The tokens that a head learns from: source text, and what the target itself writes.
+
+    A draft is judged on the target's own greedy text, so half of its lessons are such text (as in EAGLE's data
+    generation and in SpecForge): prompts cut from the training files, each continued greedily by the engine.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self.source, self.unseen = np.load(work / "train.npy"), np.load(work / "held_out.npy")
+        self.written = np.load(work / "written.npy")
+
+    def batch_at(self, step: int) -> Tensor:
+        return batch_at(self.written if step % 2 else self.source, step, SEED, 256, 8)
+
+
+def eagle_loss(head: EagleHead, target: LlamaForCausalLM, ids: Tensor, unroll: int) -> tuple[Tensor, list[float]]:
+    """Smooth L1 to the target's hidden states and cross-entropy to its distribution, at `unroll` draft levels.
+
+    Row t holds token t, t >= 1, beside the hidden state of token t - 1: the target's at level 0, after that the
+    head's own guess of the level before. Also returns how often each level's best token is the target's.
+    Source: EAGLE (Li et al. 2024, section 4.2); the unrolling: HASS and EAGLE-3, see UnrolledAttention.
+    """
+    batch, length = ids.shape[0], ids.shape[1] - 1
+    with torch.no_grad():
+        states = hidden_of(target, ids)
+        logits = target.logits(states).float()
+    states = states.float().unflatten(0, (batch, -1))
+    goal, goal_probs = states[:, 1:], logits.unflatten(0, (batch, -1))[:, 1:].softmax(-1)
+    fed, tokens = states[:, :-1], ids[:, 1:]
+    positions = torch.arange(length).repeat(batch)
+    attend = UnrolledAttention(batch)
+    total, agreement = torch.zeros(()), []
+    for level in range(unroll):
+        guess = head(tokens.flatten(), positions, attend, fed.flatten(0, 1)).float().unflatten(0, (batch, -1))
+        # A row drafted `level` levels past the last committed token has that many ancestors: earlier rows have none.
+        rows = slice(level, None)
+        guess_logits = head.logits(guess).float()
+        distance = F.smooth_l1_loss(guess[:, rows], goal[:, rows])
+        surprise = -(goal_probs[:, rows] * guess_logits[:, rows].log_softmax(-1)).sum(-1).mean()
+        total = total + 0.8**level * (0.5 * distance + surprise)
+        agreement.append((guess_logits[:, rows].argmax(-1) == goal_probs[:, rows].argmax(-1)).float().mean().item())
+        fed = F.pad(guess, (0, 0, 1, 0))[:, :-1]
+    return total, agreement
+
+
+def load_trained(name: str, config: LlamaConfig, work: Path) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(torch.load(work / f"{name}.pt", weights_only=True)["model"])
+    return model.requires_grad_(False).eval()
+
+
 @app.command()
-def target(steps: int = 2400, work: WorkFolder = Path("build/train_tiny")) -> None:
+def target(steps: int = 1900, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The target model: 12 layers x 192."""
     language_model_stage("target", TARGET, steps, work)
+
+
+@app.command()
+def unloop(steps: int = 192, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """Teach the target not to repeat itself: half source text, half its own greedy text with the loops punished."""
+    tokens, unseen = np.load(work / "train.npy"), np.load(work / "held_out.npy")
+    model = load_trained("target", TARGET, work).requires_grad_(True)
+    own: dict[int, tuple[Tensor, Tensor]] = {}  # the text of each block of 16 steps, written by the model before it
+
+    def own_text(block: int) -> tuple[Tensor, Tensor]:
+        if block not in own:
+            own.clear()
+            rng = np.random.default_rng([SEED, 2, block])
+            prompts = [tokens[s : s + 64].tolist() for s in rng.integers(0, len(tokens) - 64, 128)]
+            outputs = engine.generate(prompts, SamplingParams(max_new_tokens=192, ignore_eos=True))
+            texts = np.array([p + o.token_ids for p, o in zip(prompts, outputs, strict=True)])
+            flags = np.stack([repeats(text, 64) for text in texts])
+            own[block] = torch.from_numpy(texts), torch.from_numpy(flags)
+        return own[block]
+
+    engine = Engine(model, kv_slots=128 * 260, max_running=128)
+
+    def loss_at(step: int) -> Tensor:
+        texts, flags = own_text(step // 16)
+        rows = slice(step % 16 * 8, step % 16 * 8 + 8)
+        source = batch_at(tokens, step, SEED + 3, 256, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model.logits(hidden_of(model, source[:, :-1]))
+            return F.cross_entropy(logits.float(), source[:, 1:].flatten()) + unlikelihood_loss(
+                model, texts[rows], flags[rows]
+            )
+
+    def held_out(step: int) -> dict[str, float]:
+        _, flags = own_text(step // 16)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            ids = batch_at(unseen, 0, SEED + 1, 512, 8)
+            loss = F.cross_entropy(model.logits(hidden_of(model, ids[:, :-1])).float(), ids[:, 1:].flatten()).item()
+        return {"held_out_loss": loss, "repeated_share": flags[:, 64:].float().mean().item()}
+
+    train("unlooped", model, loss_at, held_out, steps, work, save_every=16, lr_scale=0.1)
 
 
 @app.command()
 def standalone(steps: int = 1500, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The standalone draft model: 2 layers x 128, the target's tokenizer."""
     language_model_stage("standalone", STANDALONE, steps, work)
+
+
+@app.command()
+def write(count: int = 3000, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """Let the target write the text that the drafts will learn from: written.npy."""
+    tokens = np.load(work / "train.npy")
+    engine = Engine(load_trained("unlooped", TARGET, work), kv_slots=64 * 400, max_running=64)
+    rng = np.random.default_rng([SEED, 1])
+    prompt_lens = rng.integers(16, 160, count)
+    starts = rng.integers(0, len(tokens) - 200, count)
+    prompts = [tokens[s : s + n].tolist() for s, n in zip(starts, prompt_lens, strict=True)]
+    texts: list[np.ndarray] = []
+    with Progress(console=console) as progress:
+        for i in progress.track(range(0, count, 64), description="write"):
+            outputs = engine.generate(prompts[i : i + 64], SamplingParams(max_new_tokens=192, ignore_eos=True))
+            texts += [np.array(p + o.token_ids) for p, o in zip(prompts[i : i + 64], outputs, strict=True)]
+            if (i // 64) % 8 == 0 or i + 64 >= count:
+                np.save(work / "written.npy", np.concatenate(texts).astype(np.uint16))
+
+
+@app.command()
+def eagle(steps: int = 2500, unroll: int = 5, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """The EAGLE head, on the frozen target's hidden states."""
+    corpus, model = Corpus(work), load_trained("unlooped", TARGET, work)
+    torch.manual_seed(SEED)
+    head = EagleHead(EAGLE, model)
+    with torch.no_grad():
+        # At first the head repeats the hidden state that it is fed.
+        head.fc.weight.copy_(torch.cat([torch.zeros(192, 192), torch.eye(192)], dim=1))
+        for name, p in head.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                p.zero_()
+            elif p.ndim == 2 and not name.startswith("fc"):
+                nn.init.normal_(p, std=p.shape[1] ** -0.5)
+
+    def loss_on(ids: Tensor) -> tuple[Tensor, list[float]]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return eagle_loss(head, model, ids, unroll)
+
+    def held_out(step: int) -> dict[str, float]:
+        with torch.no_grad():
+            results = [loss_on(batch_at(corpus.unseen, i, SEED + 1, 256, 8)) for i in range(4)]
+        agreements = {f"agreement_{level + 1}": sum(r[1][level] for r in results) / 4 for level in range(unroll)}
+        return {"held_out_loss": sum(r[0].item() for r in results) / 4, **agreements}
+
+    train("eagle", head, lambda step: loss_on(corpus.batch_at(step))[0], held_out, steps, work)
 
 
 if __name__ == "__main__":

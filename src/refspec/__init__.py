@@ -1,7 +1,22 @@
 """An annotated reference implementation of EAGLE speculative decoding in a serving engine."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from refspec.config import SamplingParams, SpecConfig
-from refspec.engine.engine import Engine, Generation, StreamBlock
+
+if TYPE_CHECKING:
+    from refspec.engine.engine import Engine, Generation, StreamBlock
 
 __all__ = ["Engine", "Generation", "SamplingParams", "SpecConfig", "StreamBlock", "__version__"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """The engine's names are looked up on first use: it takes torch seconds to load, and much here needs none."""
+    if name in ("Engine", "Generation", "StreamBlock"):
+        from refspec.engine import engine
+
+        return getattr(engine, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ from torch import nn
 
 from refspec.config import SamplingParams, SpecConfig
 from refspec.engine.scheduler import Scheduler
+from refspec.kernels.launches import check_backend
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
@@ -56,7 +57,7 @@ class Engine:
     spec: how to speculate; None decodes plainly, one token for each target forward.
     device: "cpu", "cuda", ...; None takes a GPU where there is one. dtype: "float32" (the default), "float64",
         "bfloat16", "float16", or a torch.dtype; a model object keeps its own.
-    backend: who runs the operations of refspec.kernels.
+    backend: who runs the operations of refspec.kernels: "auto" or "torch", which in this version are the same.
     kv_slots: tokens that the KV pool holds. max_running: requests that run at one time; others wait.
 
     Raises ValueError (CheckpointError for a model folder) with one line that says what is wrong.
@@ -69,12 +70,14 @@ class Engine:
         spec: SpecConfig | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        backend: str = "auto",
         kv_slots: int = 8192,
         max_running: int = 32,
     ) -> None:
         for name, value in (("kv_slots", kv_slots), ("max_running", max_running)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        check_backend(backend)
         self.spec = spec
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype)
@@ -123,7 +126,9 @@ class Engine:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(params)} SamplingParams: give one, or one for each")
-        requests = [self._request(i, prompt, param) for i, (prompt, param) in enumerate(zip(prompts, params, strict=True))]
+        requests = [
+            self._request(i, prompt, param) for i, (prompt, param) in enumerate(zip(prompts, params, strict=True))
+        ]
         for request in requests:
             self.scheduler.add(request)
         try:
@@ -155,7 +160,9 @@ class Engine:
             raise ValueError("the prompt is empty: give at least one token")
         for token in ids:
             if not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise ValueError(f"token id {token!r} in the prompt is not in the vocabulary, ids 0 to {self.vocab_size - 1}")
+                raise ValueError(
+                    f"token id {token!r} in the prompt is not in the vocabulary, ids 0 to {self.vocab_size - 1}"
+                )
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -180,13 +187,16 @@ class Engine:
         if needed > self.allocator.size:
             raise ValueError(
                 f"prompt {index} may need {needed} KV slots ({len(ids)} prompt tokens, up to {params.max_new_tokens} "
-                f"new ones, and a round's own), the pool has {self.allocator.size}: raise kv_slots or lower max_new_tokens"
+                f"new ones, and a round's own), the pool has {self.allocator.size}: "
+                "raise kv_slots or lower max_new_tokens"
             )
         return request
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None
-        return Generation(self.decode(request.output_ids), request.output_ids, request.finish_reason, request.accept_lens)
+        return Generation(
+            self.decode(request.output_ids), request.output_ids, request.finish_reason, request.accept_lens
+        )
 
     def _stream(self, request: Request) -> Iterator[StreamBlock]:
         self.scheduler.add(request)
@@ -214,7 +224,7 @@ class Engine:
     def _load_draft(self, target: str | Path | ServedModel, draft: str | Path | ServedModel | None) -> ServedModel:
         if draft is None:
             if str(target) not in SHIPPED_DRAFTS:
-                raise ValueError(f"algorithm eagle needs a draft model: give draft=..., a folder or a model object")
+                raise ValueError("algorithm eagle needs a draft model: give draft=..., a folder or a model object")
             draft = SHIPPED_DRAFTS[str(target)]
         if isinstance(draft, str | Path):
             if not isinstance(self.target_model, LlamaForCausalLM):

@@ -63,7 +63,9 @@ class Scheduler:
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.running.requests:
-            self.running = self.running.keep([r for r, other in enumerate(self.running.requests) if other is not request])
+            self.running = self.running.keep(
+                [r for r, other in enumerate(self.running.requests) if other is not request]
+            )
         self._end(request, "abort")
 
     def check(self) -> None:

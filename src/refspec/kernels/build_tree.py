@@ -90,6 +90,4 @@ def build_tree(
     if mask_mode not in MASK_MODES:
         raise ValueError(f"mask_mode is {mask_mode!r}, it must be one of: {', '.join(MASK_MODES)}")
     count_launch("build_tree")
-    return build_tree_torch(
-        parent_list, top_scores_index, seq_lens, topk, num_steps, num_draft_tokens, mask_mode
-    )
+    return build_tree_torch(parent_list, top_scores_index, seq_lens, topk, num_steps, num_draft_tokens, mask_mode)

@@ -48,11 +48,11 @@ def verify_tree_greedy_torch(
             accept_token_num[r] = depth
             node = child
         predict[index[r][node]] = choice[r][node]  # the bonus
-    new = {"dtype": torch.int32, "device": candidates.device}
+    i32, device = torch.int32, candidates.device
     return (
-        torch.tensor(predict, **new),
-        torch.tensor(accept_index, **new).view(b, num_steps + 1),
-        torch.tensor(accept_token_num, **new),
+        torch.tensor(predict, dtype=i32, device=device),
+        torch.tensor(accept_index, dtype=i32, device=device).view(b, num_steps + 1),
+        torch.tensor(accept_token_num, dtype=i32, device=device),
     )
 
 

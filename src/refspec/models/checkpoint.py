@@ -14,13 +14,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import LlamaConfig, LlamaForCausalLM
@@ -31,6 +31,9 @@ EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle"
 # The weights that come with the package, by the name that Engine(target=..., draft=...) takes.
 SHIPPED_FOLDER = Path(__file__).parent / "tiny"
 SHIPPED = {"tiny": "target", "tiny-eagle": "eagle", "tiny-standalone": "standalone"}
+
+
+Model = TypeVar("Model", bound=LlamaForCausalLM | EagleHead)
 
 
 class CheckpointError(ValueError):
@@ -52,7 +55,7 @@ def find_checkpoint(name_or_folder: str | Path) -> Path:
 
 def load_target(folder: Path, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
     """A LLaMA-style causal language model, ready for inference. Raises CheckpointError."""
-    raw, config = read_config(folder, TARGET_ARCHITECTURE)
+    config = read_config(folder, TARGET_ARCHITECTURE)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     weights = dict(read_tensors(folder))
@@ -63,7 +66,7 @@ def load_target(folder: Path, dtype: torch.dtype, device: torch.device) -> Llama
 
 def load_eagle(folder: Path, target: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> EagleHead:
     """An EAGLE-1/2 head over `target`, whose embedding and lm_head it shares. Raises CheckpointError."""
-    raw, config = read_config(folder, EAGLE_ARCHITECTURE)
+    config = read_config(folder, EAGLE_ARCHITECTURE)
     try:
         with torch.device("meta"):
             model = EagleHead(config, target)
@@ -86,8 +89,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         raise CheckpointError(f"{file} is no tokenizer that can be read: {error}") from None
 
 
-def read_config(folder: Path, architecture: str) -> tuple[dict[str, Any], LlamaConfig]:
-    """`config.json` as it stands, and the part that the models read. Raises CheckpointError."""
+def read_config(folder: Path, architecture: str) -> LlamaConfig:
+    """What the models read of `config.json`. Raises CheckpointError."""
     raw = _read_json(folder / "config.json")
     found = (raw.get("architectures") or ["(none given)"])[0]
     if found != architecture:
@@ -122,7 +125,7 @@ def read_config(folder: Path, architecture: str) -> tuple[dict[str, Any], LlamaC
         raise CheckpointError(f"{folder / 'config.json'}: the field {error} is missing") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
-    return raw, config
+    return config
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -146,17 +149,21 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def save_checkpoint(
-    model: nn.Module, folder: Path, architecture: str, extra: dict[str, Any] | None = None, dtype: torch.dtype = torch.float16
+    model: LlamaForCausalLM | EagleHead,
+    folder: Path,
+    architecture: str,
+    extra: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.float16,
 ) -> None:
     """Write `config.json` and `model.safetensors` so that the loaders above read the same model back.
 
     extra: further fields for config.json (bos_token_id, eos_token_id, ...).
     """
-    config: LlamaConfig = model.config  # type: ignore[assignment] - both models carry one
+    config = model.config
     prefix = "model." if architecture == TARGET_ARCHITECTURE else ""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        for part in _file_parts(name, prefix, config):
+        for part in _file_parts(name, len(parameter), prefix, config):
             tensors[part.name] = part.to_file(parameter.detach()).to("cpu", dtype).contiguous()
     raw = {
         "architectures": [architecture],
@@ -186,8 +193,8 @@ class _FilePart:
     """One tensor of the file: rows `start` to `stop` of a model parameter, its rotary pairs in the file's order."""
 
     name: str
-    start: int | None = None
-    stop: int | None = None
+    start: int
+    stop: int
     rotary_dim: int = 0
 
     def to_model(self, tensor: Tensor) -> Tensor:
@@ -202,8 +209,8 @@ class _FilePart:
         return rows.unflatten(0, (-1, self.rotary_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _file_parts(name: str, prefix: str, config: LlamaConfig) -> list[_FilePart]:
-    """Which tensors of the file make up the model's parameter `name`, in order."""
+def _file_parts(name: str, rows: int, prefix: str, config: LlamaConfig) -> list[_FilePart]:
+    """Which tensors of the file make up the `rows` rows of the model's parameter `name`, in order."""
     full = name if name.startswith("lm_head") else prefix + name
     if "qkv_proj" in name:
         q_rows = config.num_attention_heads * config.head_dim
@@ -214,27 +221,25 @@ def _file_parts(name: str, prefix: str, config: LlamaConfig) -> list[_FilePart]:
             _FilePart(full.replace("qkv_proj", "v_proj"), q_rows + kv_rows, q_rows + 2 * kv_rows),
         ]
     if "gate_up_proj" in name:
-        rows = config.intermediate_size
         return [
-            _FilePart(full.replace("gate_up_proj", "gate_proj"), 0, rows),
-            _FilePart(full.replace("gate_up_proj", "up_proj"), rows, 2 * rows),
+            _FilePart(full.replace("gate_up_proj", "gate_proj"), 0, rows // 2),
+            _FilePart(full.replace("gate_up_proj", "up_proj"), rows // 2, rows),
         ]
-    return [_FilePart(full)]
+    return [_FilePart(full, 0, rows)]
 
 
 def _fill(
-    model: nn.Module, weights: dict[str, Tensor], folder: Path, prefix: str, dtype: torch.dtype, device: torch.device
-) -> nn.Module:
+    model: Model, weights: dict[str, Tensor], folder: Path, prefix: str, dtype: torch.dtype, device: torch.device
+) -> Model:
     """Give every parameter of `model` (on the meta device) its values; use up every tensor of `weights`."""
     state = {}
     for name, parameter in model.named_parameters():
         values = []
-        for part in _file_parts(name, prefix, model.config):
+        for part in _file_parts(name, len(parameter), prefix, model.config):
             if part.name not in weights:
                 raise CheckpointError(f"{folder}: the tensor {part.name} is missing")
             tensor = weights.pop(part.name)
-            rows = parameter.shape[0] if part.start is None else part.stop - part.start
-            expected = (rows, *parameter.shape[1:])
+            expected = (part.stop - part.start, *parameter.shape[1:])
             if tuple(tensor.shape) != expected:
                 raise CheckpointError(
                     f"{folder}: the tensor {part.name} has shape {tuple(tensor.shape)}, config.json asks for {expected}"
@@ -250,9 +255,10 @@ def _fill(
             f"{folder}: {len(weights)} tensors have no place in this architecture, the first is {sorted(weights)[0]}"
         )
     model.load_state_dict(state, assign=True, strict=False)
-    if getattr(model.config, "tie_word_embeddings", False):
+    if isinstance(model, LlamaForCausalLM) and model.config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
-    return model.requires_grad_(False).eval()
+    model.requires_grad_(False).eval()
+    return model
 
 
 def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:

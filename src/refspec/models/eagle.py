@@ -32,9 +32,7 @@ class EagleHead(nn.Module):
                 raise ValueError(f"the EAGLE head's {name} is {ours}, its target's is {theirs}: they must be equal")
         self.config = config
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList(
-            LlamaLayer(config, i, input_norm=i > 0) for i in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(LlamaLayer(config, i, input_norm=i > 0) for i in range(config.num_hidden_layers))
         # Kept out of the module tree: shared with the target, neither saved nor trained with the head.
         self.shared = (target.embed_tokens, target.lm_head)
 

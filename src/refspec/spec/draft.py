@@ -47,9 +47,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     tail_mask = own_column[:, :, :0]
     prefix_slots = batch.prefix_slots()
     for i in range(steps):
-        input_ids, hidden_states, scores, level = select_top_k_tokens(
-            i, topk_p, topk_index, hidden_states, scores, k
-        )
+        input_ids, hidden_states, scores, level = select_top_k_tokens(i, topk_p, topk_index, hidden_states, scores, k)
         levels.append(level)
         if i == steps - 1:
             break

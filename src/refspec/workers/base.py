@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Stats:
     launches: Counter[str] = field(default_factory=Counter)  # by operation of refspec.kernels
     slots_taken: Counter[str] = field(default_factory=Counter)  # by phase
     slots_returned: Counter[str] = field(default_factory=Counter)  # by phase
-    seconds: Counter[str] = field(default_factory=Counter)  # host time by phase
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # host time by phase
 
     @property
     def accept_length(self) -> float:

@@ -29,9 +29,7 @@ class RoundRecorder:
     ) -> Round:
         return Round(
             number=self.stats.rounds - 1,
-            requests=[
-                self._request(r, batch, candidates, tree, verified, done) for r in range(len(batch.requests))
-            ],
+            requests=[self._request(r, batch, candidates, tree, verified, done) for r in range(len(batch.requests))],
             slots_taken=dict(self.stats.slots_taken - self.taken_before),
             slots_returned=dict(self.stats.slots_returned - self.returned_before),
             forwards=dict(self.stats.forwards - self.forwards_before),

@@ -1,0 +1,1 @@
+"""The commands: parse, call, render. Nothing here imports torch before a command needs it."""

@@ -1,0 +1,92 @@
+"""How every command of refspec ends: well, or with one line on stderr that says what is wrong.
+
+| what went wrong                                    | exit status |
+|----------------------------------------------------|-------------|
+| the command line: an option, or options that do not go together | 2 |
+| what it asked for: a file, a model, memory         | 1           |
+| the reader of the output went away                 | 1, silently |
+| Ctrl-C                                             | 130         |
+
+A fault of refspec itself keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+# What typer raises for a bad command line. Where it can be imported from differs between typer's versions.
+_TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class UsageError(ValueError):
+    """Options that are fine one by one, but not together."""
+
+
+class CommandLine(TyperGroup):
+    """A group of commands. Without arguments it prints its help."""
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError):  # a stand-in may not be able to
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        extra["standalone_mode"] = False
+        try:
+            status = super().main(args, **extra)
+            sys.stdout.flush()
+        except _TYPER_USAGE_ERROR as error:
+            status = _complain(error.format_message(), 2)  # type: ignore[attr-defined]
+        except BrokenPipeError:
+            status = _close_broken_stdout()
+        sys.exit(status if isinstance(status, int) else 0)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            status = _complain("interrupted", 130)
+        except UsageError as error:
+            status = _complain(error, 2)
+        except BrokenPipeError:
+            status = _close_broken_stdout()
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
+            status = _complain(what, 1)
+        except ImportError as error:
+            status = _complain(f"{error} (`refspec doctor` says what is missing, and what to do)", 1)
+        except MemoryError:
+            status = _complain("out of memory: lower --kv-slots, or take a smaller model", 1)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and "allocate" in str(error):  # torch's own out of memory
+                status = _complain("out of memory: lower --kv-slots, or take a smaller model", 1)
+            elif isinstance(error, ValueError | _out_of_slots()):
+                status = _complain(error, 1)
+            else:
+                raise
+        raise typer.Exit(status)
+
+
+def _complain(what: object, status: int) -> int:
+    print("refspec:", " ".join(str(what).split()), file=sys.stderr)
+    return status
+
+
+def _close_broken_stdout() -> int:
+    """Nobody reads any more (`| head`). What is still buffered must go somewhere when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _out_of_slots() -> type[Exception]:
+    """The engine's OutOfSlots, without importing torch for it: where no engine was imported, none can have raised."""
+    allocator = sys.modules.get("refspec.memory.allocator")
+    return allocator.OutOfSlots if allocator else UsageError

@@ -1,0 +1,156 @@
+"""`refspec demo`: what speculation does, on a few prompts, in well under a minute."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from refspec.cli.render import plural
+from refspec.config import SamplingParams, SpecConfig
+
+if TYPE_CHECKING:
+    from refspec.engine.compare import Difference
+    from refspec.engine.engine import Engine
+
+# Beginnings of Python code. None ends in a space: the models' tokens begin with theirs.
+PROMPTS = (
+    "def read_config(path):",
+    "class Stack:\n    def __init__(self):",
+    "import json\nimport os\n\ndef load(filename):\n    with open(",
+    "def is_prime(n):\n    if n < 2:\n        return False\n    for",
+    "class Point:\n    def __repr__(self):\n        return",
+    "try:\n    import threading\nexcept ImportError:",
+    "def main(argv=None):\n    parser = argparse.ArgumentParser(",
+    "for line in lines:\n    key, value = line.split(",
+)
+NEW_TOKENS = 64
+SPECS = {
+    "plain": None,
+    "EAGLE k1 S5 N6": SpecConfig(topk=1, num_steps=5, num_draft_tokens=6),
+    "EAGLE k4 S3 N16": SpecConfig(topk=4, num_steps=3, num_draft_tokens=16),
+}
+
+
+@dataclass
+class Contestant:
+    """One way to decode, and what it did. Lists have an entry for each prompt."""
+
+    name: str
+    engine: Engine
+    outputs: list[list[int]] = field(default_factory=list)
+    accept_lens: list[int] = field(default_factory=list)  # of all prompts
+    tokens_per_second: list[float] = field(default_factory=list)
+    differences: dict[int, Difference] = field(default_factory=dict)  # from the plain output, by prompt
+
+    def __post_init__(self) -> None:
+        # The first forward of a process pays for much that later ones find done; it is no part of the comparison.
+        self.engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=4))
+        self.not_counted = self.engine.stats.forwards.copy()
+
+    def decode(self, prompt: str) -> None:
+        started = time.perf_counter()
+        [generation] = self.engine.generate([prompt], SamplingParams(max_new_tokens=NEW_TOKENS))
+        self.tokens_per_second.append(len(generation.token_ids) / (time.perf_counter() - started))
+        self.outputs.append(generation.token_ids)
+        self.accept_lens += generation.accept_lens
+
+    @property
+    def forwards(self) -> Counter[str]:
+        return self.engine.stats.forwards - self.not_counted
+
+    def report(self, plain: Contestant) -> dict[str, Any]:
+        ratios = [mine / theirs for mine, theirs in zip(self.tokens_per_second, plain.tokens_per_second, strict=True)]
+        return {
+            "name": self.name,
+            "spec": asdict(self.engine.spec) if self.engine.spec else None,
+            "accept_length": statistics.fmean(self.accept_lens or [1]),
+            "forwards": dict(self.forwards),
+            "tokens_per_second": statistics.median(self.tokens_per_second),
+            "ratio_to_plain": statistics.median(ratios),
+            "same_outputs": len(self.outputs) - len(self.differences),
+            "differences": [
+                {"prompt": prompt, **asdict(found), "is_rounding": found.is_rounding}
+                for prompt, found in self.differences.items()
+            ],
+        }
+
+
+def demo(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
+) -> None:
+    """Decode built-in prompts plainly and with EAGLE, and compare.
+
+    Exit status 1 if the tokens differ where rounding does not explain it.
+    """
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=as_json or not errors.is_terminal) as bar:
+        task = bar.add_task("loading the models", total=len(PROMPTS))
+        from refspec.engine.compare import first_difference
+        from refspec.engine.engine import Engine
+
+        contestants = [Contestant(name, Engine(spec=spec)) for name, spec in SPECS.items()]
+        plain, *speculative = contestants
+        bar.update(task, description="decoding")
+        for i, prompt in enumerate(PROMPTS):
+            # A machine's speed drifts: they run one after the other, and each is first in turn.
+            for j in range(len(contestants)):
+                contestants[(i + j) % len(contestants)].decode(prompt)
+            for other in speculative:
+                found = first_difference(plain.engine, plain.engine.encode(prompt), plain.outputs[i], other.outputs[i])
+                if found:
+                    other.differences[i] = found
+            bar.advance(task)
+    report = {
+        "prompts": PROMPTS,
+        "max_new_tokens": NEW_TOKENS,
+        "dtype": str(plain.engine.dtype).removeprefix("torch."),
+        "device": str(plain.engine.device),
+        "ok": all(found.is_rounding for other in speculative for found in other.differences.values()),
+        "contestants": [contestant.report(plain) for contestant in contestants],
+    }
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        _show(Console(highlight=False), report)
+    raise typer.Exit(0 if report["ok"] else 1)
+
+
+def _show(console: Console, report: dict[str, Any]) -> None:
+    table = Table(
+        title=f"{plural(len(report['prompts']), 'prompt')}, up to {report['max_new_tokens']} tokens each, "
+        f"one at a time, {report['dtype']}, {report['device']}",
+        caption="accept length: tokens per target forward, bonus included; forwards: target + draft + extend; medians",
+    )
+    for heading in ("", "same tokens", "accept length", "forwards", "tokens/s", "x plain"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in report["contestants"]:
+        forwards = [row["forwards"].get(name, 0) for name in ("target", "draft", "extend")]
+        table.add_row(
+            row["name"],
+            f"{row['same_outputs']} of {len(report['prompts'])}" if row["spec"] else "",
+            f"{row['accept_length']:.2f}",
+            " + ".join(str(count) for count in forwards if count),
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['ratio_to_plain']:.2f}",
+        )
+    console.print(table)
+    for row in report["contestants"]:
+        for found in row["differences"]:
+            verdict = "rounding can do that" if found["is_rounding"] else "that is a fault: please report it"
+            console.print(
+                f"{row['name']} leaves the plain output of prompt {found['prompt']} at token {found['index']}, where the "
+                f"plain run's two best logits lie {found['gap']:.1e} apart (limit {found['gap_limit']:.0e}): {verdict}"
+            )
+    if report["ok"]:
+        console.print('Same text, fewer target forwards. See it happen: refspec generate "def fib(n):" --watch')
+    else:
+        console.print("The outputs are not the same: refspec generate --trace FILE records what happened.", style="bold")

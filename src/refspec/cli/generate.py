@@ -1,0 +1,258 @@
+"""`refspec generate`: prompts in, texts out, and on a terminal how they came about."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+
+from refspec.cli.command_line import UsageError
+from refspec.cli.record import make_trace, trace_writer
+from refspec.cli.render import plural, round_views
+from refspec.cli.report import counts_table, most_telling, print_text, summary
+from refspec.cli.viewer import show_rounds
+from refspec.config import ALGORITHMS, SamplingParams, SpecConfig
+from refspec.trace import Round
+
+if TYPE_CHECKING:
+    from refspec.engine.engine import Engine, Generation
+
+PLAIN = "none"
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv")
+SPEC_OPTIONS = ("topk", "steps", "draft_tokens", "exact_branch_kv", "draft")  # those that plain decoding does not take
+# The library's words, and the options that set them.
+OPTIONS = {
+    "num_draft_tokens": "--draft-tokens",
+    "num_steps": "--steps",
+    "topk": "--topk",
+    "max_new_tokens": "--max-new-tokens",
+    "stop_token_ids": "--stop-token-id",
+    "kv_slots": "--kv-slots",
+}
+PATIENCE_SECONDS = 1.0  # a run that is over by then shows no progress bar
+MOST_LENS = 60  # accept lengths that are listed one by one
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A parser for an option with these values."""
+
+    def parse(value: str) -> str:
+        if value not in choices:
+            raise typer.BadParameter(f"{value!r} is not one of: {', '.join(choices)}")
+        return value
+
+    return parse
+
+
+def generate(
+    ctx: typer.Context,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue, together in one batch.")] = None,
+    prompt_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="The whole file is one prompt, without the line break at its very end; - is standard input. "
+            "May be given several times.",
+        ),
+    ] = None,
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            parser=one_of(*ALGORITHMS, PLAIN),
+            metavar="|".join((*ALGORITHMS, PLAIN)),
+            help="How to speculate; none: token by token.",
+        ),
+    ] = SpecConfig.algorithm,
+    topk: Annotated[int, typer.Option(metavar="K", help="Branches that the draft follows.")] = SpecConfig.topk,
+    steps: Annotated[int, typer.Option(metavar="S", help="Levels of the draft's tree.")] = SpecConfig.num_steps,
+    draft_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Nodes that the target verifies, the root included.")
+    ] = SpecConfig.num_draft_tokens,
+    exact_branch_kv: Annotated[
+        bool, typer.Option(help="Let a draft branch attend its true ancestors; else as SGLang does.")
+    ] = SpecConfig.exact_branch_kv,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Output tokens for each prompt, at most.")
+    ] = SamplingParams.max_new_tokens,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on where the model ends its text.")
+    ] = SamplingParams.ignore_eos,
+    stop_token_id: Annotated[
+        list[int] | None,
+        typer.Option(metavar="ID", help="A token id that ends the output. May be given several times."),
+    ] = None,
+    target: Annotated[
+        str, typer.Option(metavar="NAME|DIR", help="A shipped model, or a folder in the Hugging Face layout.")
+    ] = "tiny",
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|DIR", help="The same, for the EAGLE head.", show_default="that of a shipped target"),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(parser=one_of(*DTYPES), metavar="|".join(DTYPES), help="Of weights and cache.")
+    ] = DTYPES[0],
+    device: Annotated[
+        str | None, typer.Option(metavar="D", help="cpu, cuda, cuda:1 ...", show_default="a GPU if there is one")
+    ] = None,
+    kv_slots: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens that the KV pool holds.", show_default="the engine's")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go through the rounds, by key; then the rest.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all rounds to this file, for refspec trace show.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
+) -> None:
+    """Continue prompts, by EAGLE speculation or plainly.
+
+    On a terminal: the text, in which tokens that one round brought look alike; the tree of the round that accepted
+    most; and what the run took.
+    """
+    plain = algorithm == PLAIN
+    _check_options(ctx, plain=plain, watch=watch, trace=trace, as_json=as_json)
+    prompts = [*(prompt or []), *map(_read_prompt, prompt_file or [])]
+    if not prompts:
+        raise UsageError('no prompt: give at least one, as in  refspec generate "def fib(n):"')
+    with option_names(UsageError):
+        spec = None
+        if not plain:
+            spec = SpecConfig(
+                algorithm=algorithm,
+                topk=topk,
+                num_steps=steps,
+                num_draft_tokens=draft_tokens,
+                exact_branch_kv=exact_branch_kv,
+            )
+        params = SamplingParams(
+            max_new_tokens=max_new_tokens, stop_token_ids=tuple(stop_token_id or ()), ignore_eos=ignore_eos
+        )
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    quiet = as_json or not errors.is_terminal
+    rounds: list[Round] = []
+    # Recording costs a little time in every round: not where nobody looks at it.
+    observer = None if plain or (as_json and not trace) else rounds.append
+    with trace_writer(trace) as save, option_names(ValueError):
+        with nullcontext() if quiet else errors.status("loading the models"):
+            from refspec.engine.engine import SHIPPED_DRAFTS, Engine
+
+            pool = {} if kv_slots is None else {"kv_slots": kv_slots}
+            engine = Engine(target, draft, spec, device, dtype, **pool)
+        with TokenProgress(engine, len(prompts) * params.max_new_tokens, errors, disable=quiet):
+            generations = engine.generate(prompts, params, observer)
+        config = {
+            "algorithm": algorithm,
+            **{name: getattr(spec, name, None) for name in SPEC_FIELDS},
+            **asdict(params),
+            "target": target,
+            "draft": None if plain else draft or SHIPPED_DRAFTS[target],
+            "dtype": str(engine.dtype).removeprefix("torch."),
+            "device": str(engine.device),
+            "kv_slots": engine.allocator.size,
+            "trace": None if trace is None else str(trace),
+            "prompts": prompts,
+        }
+        record = make_trace(engine, config, prompts, generations, rounds)
+        save(record)
+
+    stats = engine.stats.as_dict()
+    if as_json:
+        typer.echo(json.dumps({"generations": list(map(asdict, generations)), "stats": stats, "config": config}))
+        return
+    views = round_views(record)
+    if watch and views:
+        show_rounds(console, views)
+    for i, (text, generation) in enumerate(zip(prompts, generations, strict=True)):
+        if len(prompts) > 1:
+            console.rule(f"prompt {i}", align="left", style="dim")
+        print_text(console, text, _blocks(engine, generation))
+        console.print(f"\n{_how_it_came(generation, plain)}\n", style="dim")
+    if views and not watch:
+        console.print(most_telling(views))
+        console.print()
+    console.print(counts_table(stats))
+    console.print(summary(stats, sum(len(generation.token_ids) for generation in generations)))
+    if trace:
+        console.print(f"the rounds are in {trace}: refspec trace show {shlex.quote(str(trace))}", soft_wrap=True)
+
+
+class TokenProgress(Progress):
+    """A bar that looks for itself, at the engine's counters, how far the run is: decoding is not slowed by it."""
+
+    def __init__(self, engine: Engine, most_tokens: int, console: Console, disable: bool) -> None:
+        self.stats, self.started = engine.stats, time.monotonic()
+        columns = (TextColumn("decoding"), BarColumn(), TextColumn("{task.completed} of at most {task.total} tokens"))
+        super().__init__(
+            *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False, disable=disable
+        )
+        self.bar = self.add_task("decoding", total=most_tokens)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if time.monotonic() - self.started > PATIENCE_SECONDS:
+            self.update(self.bar, completed=self.stats.committed_tokens)
+            yield from super().get_renderables()
+
+
+@contextmanager
+def option_names(error_type: type[ValueError]) -> Iterator[None]:
+    """Errors of the library, in the command line's words."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        for name, option in OPTIONS.items():
+            message = re.sub(rf"\b{name}\b", option, message)
+        raise error_type(message) from None
+
+
+def _check_options(ctx: typer.Context, plain: bool, watch: bool, trace: Path | None, as_json: bool) -> None:
+    if watch and as_json:
+        raise UsageError("--watch shows rounds, --json prints nothing but JSON: leave one of them out")
+    if not plain:
+        return
+    if watch or trace:
+        option = "--watch" if watch else "--trace"
+        raise UsageError(f"{option} with --algorithm none: plain decoding has no rounds to show, leave one of them out")
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in SPEC_OPTIONS and source and source.name == "COMMANDLINE":
+            raise UsageError(f"{parameter.opts[0]} with --algorithm none: it says how to speculate, leave one of them out")
+
+
+def _read_prompt(file: Path) -> str:
+    raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt file {file} is not UTF-8 text (byte {error.start})") from None
+    return text.replace("\r\n", "\n").removesuffix("\n")
+
+
+def _blocks(engine: Engine, generation: Generation) -> list[str]:
+    """The output's text, cut where a round began."""
+    ends = list(accumulate([1, *generation.accept_lens]))
+    # Bytes that do not yet make up a character wait for the next block.
+    texts = [engine.decode(generation.token_ids[:end]).rstrip("\ufffd") for end in ends[:-1]] + [generation.text]
+    return [text[len(before) :] for before, text in zip(["", *texts], texts, strict=False)]
+
+
+def _how_it_came(generation: Generation, plain: bool) -> str:
+    how = f"{plural(len(generation.token_ids), 'token')}, finish reason {generation.finish_reason}"
+    if plain:
+        return how
+    lens = " ".join(map(str, generation.accept_lens[:MOST_LENS]))
+    more = " ..." if len(generation.accept_lens) > MOST_LENS else ""
+    return f"{how}; by round: 1 (prefill) {lens}{more}"

@@ -1,0 +1,188 @@
+"""Rounds one by one, by key. Where there is no terminal to ask for keys: all of them, one below the other."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.text import Text
+
+from refspec.cli.render import RoundView, plural
+
+if sys.platform != "win32":
+    import termios
+    import tty
+
+# What a key sends, and what it means here.
+KEYS = {
+    **dict.fromkeys((" ", "\r", "\n", "\x1b[C", "\x1bOC"), "next"),
+    **dict.fromkeys(("b", "\x1b[D", "\x1bOD"), "back"),
+    **dict.fromkeys(("g", "\x1b[F", "\x1bOF"), "end"),
+    **dict.fromkeys(("j", "\x1b[B", "\x1bOB"), "down"),
+    **dict.fromkeys(("k", "\x1b[A", "\x1bOA"), "up"),
+    "\x1b[6~": "page down",
+    "\x1b[5~": "page up",
+    "\t": "request",
+    **dict.fromkeys(("q", "\x1b", "\x04", ""), "quit"),  # "": the terminal is gone
+}
+ESCAPE_SECONDS = 0.05  # how long the rest of an escape sequence may take to arrive
+RESIZE_SECONDS = 0.3  # how often to look whether the window has another size
+
+
+def show_rounds(console: Console, views: Sequence[Sequence[RoundView]]) -> None:
+    """views: for each round, those of its requests; at least one."""
+    if sys.platform != "win32" and sys.stdin.isatty() and console.file.isatty() and not console.is_dumb_terminal:
+        with _Screen(console) as screen:
+            _step_through(screen, views)
+    else:
+        for requests in views:
+            for view in requests:
+                console.print(view)
+                console.print()
+
+
+def _step_through(screen: _Screen, views: Sequence[Sequence[RoundView]]) -> None:
+    at, request, top = 0, views[0][0].tree.request, 0
+    while True:
+        requests = [view.tree.request for view in views[at]]
+        column = requests.index(request) if request in requests else 0
+        status = f"{at + 1}/{len(views)}  space next  b back  g end  q quit"
+        if len(requests) > 1:
+            status += f"  tab request {column + 1}/{len(requests)}"
+        top = screen.show(views[at][column], top, status)
+        match screen.key():
+            case "next":
+                at = min(at + 1, len(views) - 1)
+            case "back":
+                at = max(at - 1, 0)
+            case "end":
+                at = len(views) - 1
+            case "request":
+                request = requests[(column + 1) % len(requests)]
+            case "down":
+                top += 1
+            case "up":
+                top -= 1
+            case "page down":
+                top += screen.room
+            case "page up":
+                top -= screen.room
+            case "quit":
+                return
+
+
+class _Screen:
+    """The whole terminal and its keys, for as long as the block lasts; then everything is as it was.
+
+    That holds for every way out: a signal that ends the process is made an exception, and Ctrl-Z gives the terminal
+    back until the process goes on.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.keyboard = console, sys.stdin.fileno()
+        self.settings = termios.tcgetattr(self.keyboard)
+        handlers = {signal.SIGTERM: _end, signal.SIGHUP: _end, signal.SIGTSTP: self._suspend}
+        self.handlers = {number: handler for number, handler in handlers.items() if _is_default(number)}
+        self.shown: tuple[RoundView, int, str] | None = None
+
+    def __enter__(self) -> _Screen:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        try:
+            self._take()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back()
+        for number in self.handlers:
+            signal.signal(number, signal.SIG_DFL)
+
+    @property
+    def room(self) -> int:
+        """Lines for the view; the last one is the status."""
+        return max(self.console.size.height - 1, 1)
+
+    def show(self, view: RoundView, top: int, status: str) -> int:
+        """Draw as much of the view as there is room for, from line `top` on. Returns the line that it came to be."""
+        self.shown, self.size = (view, top, status), self.console.size
+        lines = self.console.render_lines(view, pad=False)
+        top = max(0, min(top, len(lines) - self.room))
+        if len(lines) > self.room:
+            below = len(lines) - top - self.room
+            status += f"  up/down: {plural(below, 'line')} more" if below else "  up/down: end"
+        shown = lines[top : top + self.room]
+        shown += [[]] * (self.room - len(shown))
+        bar = Text(status, style="reverse", no_wrap=True, overflow="crop")
+        with self.console.capture() as captured:
+            for line in shown:
+                self.console.print(Segments([*line, Segment.line()]), end="")
+            self.console.print(bar, end="", crop=True)
+        # Over what is there, not after clearing it: nothing flickers.
+        self.console.file.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
+        self.console.file.flush()
+        return top
+
+    def key(self) -> str:
+        """Wait for a key that means something, and say what."""
+        while True:
+            if select.select([self.keyboard], [], [], RESIZE_SECONDS)[0]:
+                meaning = KEYS.get(self._read())
+                if meaning:
+                    return meaning
+            elif self.shown and self.size != self.console.size:
+                self.show(*self.shown)
+
+    def _read(self) -> str:
+        """One character, or an escape sequence as a whole."""
+        text = self._read_byte()
+        if text == "\x1b":
+            while select.select([self.keyboard], [], [], ESCAPE_SECONDS)[0]:
+                byte = self._read_byte()
+                text += byte
+                if not byte or (len(text) > 2 and byte >= "@"):
+                    break
+        return text
+
+    def _read_byte(self) -> str:
+        try:
+            return os.read(self.keyboard, 1).decode("latin-1")
+        except OSError:
+            return ""
+
+    def _take(self) -> None:
+        tty.setcbreak(self.keyboard)
+        self.console.set_alt_screen(True)
+        self.console.show_cursor(False)
+
+    def _give_back(self) -> None:
+        try:
+            termios.tcsetattr(self.keyboard, termios.TCSAFLUSH, self.settings)
+            self.console.show_cursor(True)
+            self.console.set_alt_screen(False)
+        except (OSError, termios.error):
+            pass  # the terminal is gone, and with it what there was to restore
+
+    def _suspend(self, *_: object) -> None:
+        self._give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()
+        if self.shown:
+            self.show(*self.shown)
+
+
+def _is_default(number: int) -> bool:
+    """Not so where somebody has asked for the signal to be ignored (nohup), or handles it."""
+    return signal.getsignal(number) is signal.SIG_DFL
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,252 @@
+"""What this machine can run, and what to do about what it cannot.
+
+What may be broken is asked in a child process, answer by answer: a torch that brings Python down takes only the
+child with it, and the answers before it stand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+OLDEST_PYTHON = (3, 11)
+CHILD_SECONDS = 120
+LITTLE_SPACE_MB = 500
+# Those that the engine loads unless it is told otherwise.
+REQUIRED_WEIGHTS = ("tiny", "tiny-eagle")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    ok: bool
+    found: str
+    needed_for: str
+    remedy: str | None = None  # one command or step; None where there is nothing to mend
+    required: bool = False  # without it `refspec generate` does not run, not even on the CPU
+
+
+def examine() -> list[Check]:
+    """All checks, in the order in which one would mend things. Raises nothing, whatever is broken."""
+    answers = _ask_child()
+    return [
+        _check_python(),
+        _check_torch(answers["torch"]),
+        *_check_weights(answers["weights"]),
+        _check_gpu(answers["gpu"], answers["torch"]),
+        _check_triton(answers["triton"]),
+        Check(
+            "SGLang oracle",
+            ok=False,
+            found="not installed: it is not part of this version",
+            needed_for="comparing our kernels with SGLang's own",
+            remedy="none yet: it comes with a later version",
+        ),
+        _check_cache(),
+    ]
+
+
+def can_generate(checks: list[Check]) -> bool:
+    return all(check.ok for check in checks if check.required)
+
+
+# --- the findings -----------------------------------------------------------------------------------------------------
+
+
+def _check_python() -> Check:
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return Check(
+        "Python",
+        ok=sys.version_info >= OLDEST_PYTHON,
+        found=f"{platform.python_version()} ({platform.python_implementation()}, {platform.system()} {platform.machine()})",
+        needed_for="everything",
+        remedy=None if sys.version_info >= OLDEST_PYTHON else f"install Python {oldest} or newer",
+        required=True,
+    )
+
+
+def _check_torch(answer: dict[str, Any]) -> Check:
+    check = {"name": "torch", "needed_for": "every model", "required": True}
+    if "error" in answer:
+        return Check(
+            **check, ok=False, found=answer["error"], remedy="run scripts/start.sh, or: pip install --force-reinstall torch"
+        )
+    build = f"CUDA {answer['cuda']}" if answer["cuda"] else f"ROCm {answer['hip']}" if answer["hip"] else "CPU"
+    found = f"{answer['version']}, built for {build}; threads: {answer['threads']}, cores: {os.cpu_count()}"
+    return Check(**check, ok=True, found=found)
+
+
+def _check_weights(answer: dict[str, Any]) -> list[Check]:
+    if "error" in answer:
+        answer = {name: {"error": "not looked at, since torch does not load"} for name in REQUIRED_WEIGHTS}
+    return [
+        Check(
+            f"weights {name}",
+            ok="error" not in found,
+            found=found.get("error") or f"{found['parameters'] / 1e6:.2f}M parameters, {found['megabytes']:.1f} MB",
+            needed_for="generating without --target and --draft" if name in REQUIRED_WEIGHTS else "the standalone drafter",
+            remedy="reinstall refspec, or train them: python scripts/train_tiny.py" if "error" in found else None,
+            required=name in REQUIRED_WEIGHTS,
+        )
+        for name, found in answer.items()
+    ]
+
+
+def _check_gpu(answer: dict[str, Any], torch: dict[str, Any]) -> Check:
+    check = {"name": "GPU", "needed_for": "speed; without one everything runs on the CPU"}
+    if answer.get("devices"):
+        return Check(**check, ok=True, found=", ".join(answer["devices"]))
+    remedy = None
+    if shutil.which("nvidia-smi") and "error" not in torch:
+        if torch["cuda"]:
+            remedy = "see what nvidia-smi says: the driver may be older than this torch needs"
+        else:
+            remedy = "install a torch built for CUDA: https://pytorch.org/get-started/locally/"
+    return Check(**check, ok=False, found=answer.get("error") or "none that torch can use", remedy=remedy)
+
+
+def _check_triton(answer: dict[str, Any]) -> Check:
+    check = {"name": "triton", "needed_for": "the Triton kernels of later versions; nothing here needs it yet"}
+    mode = os.environ.get("TRITON_INTERPRET", "")
+    if "error" not in answer:
+        mode = "on" if mode in ("1", "true", "on", "yes") else "off"
+        return Check(**check, ok=True, found=f"{answer['version']}; interpreter mode (TRITON_INTERPRET) is {mode}")
+    if sys.platform == "linux":
+        return Check(**check, ok=False, found=answer["error"], remedy="pip install triton")
+    return Check(
+        **check, ok=False, found="not installed: there are wheels for Linux only", remedy="use WSL or a Linux container"
+    )
+
+
+def _check_cache() -> Check:
+    check = {"name": "cache", "needed_for": "what later versions download and compile"}
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "refspec"
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free_mb = shutil.disk_usage(there).free // 2**20
+    if not os.access(there, os.W_OK):
+        found, remedy = f"{folder} cannot be written to", "set XDG_CACHE_HOME to a folder that can be written to"
+    elif free_mb < LITTLE_SPACE_MB:
+        found, remedy = f"only {free_mb} MB free at {folder}", "make room, or set XDG_CACHE_HOME to another disk"
+    else:
+        found, remedy = f"{free_mb / 1024:.1f} GB free at {folder}", None
+    return Check(**check, ok=remedy is None, found=found, remedy=remedy)
+
+
+# --- the child --------------------------------------------------------------------------------------------------------
+
+
+def _ask_child() -> dict[str, dict[str, Any]]:
+    """The probes' answers by name; {"error": why} for each that has none."""
+    package_folder = str(Path(__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([package_folder, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-P", "-c", "from refspec.doctor import answer; answer()"]
+    try:
+        child = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHILD_SECONDS)
+        output, ending = child.stdout, _ending(child.returncode)
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        ending = f"no answer within {CHILD_SECONDS} seconds"
+    except OSError as error:
+        output, ending = "", f"cannot start {sys.executable}: {error.strerror}"
+    answers: dict[str, dict[str, Any]] = {}
+    for line in output.splitlines():
+        if line.startswith('{"probe"'):  # other lines: what a library saw fit to print
+            found = json.loads(line)
+            answers[found["probe"]] = found["answer"]
+    return {name: answers.get(name, {"error": ending}) for name in PROBES}
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"Python was ended by {signal.Signals(-status).name} while it was loaded"
+    return f"Python ended with status {status} while it was loaded"
+
+
+def answer() -> None:
+    """What the child runs: one line of JSON for each probe, as soon as it is known."""
+    for name, probe in PROBES.items():
+        try:
+            found = probe()
+        except ModuleNotFoundError as error:
+            found = {"error": f"not installed (no module {error.name})"}
+        except BaseException as error:
+            found = {"error": f"does not load: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        print(json.dumps({"probe": name, "answer": found}), flush=True)
+
+
+def _probe_torch() -> dict[str, Any]:
+    import torch
+
+    ones = torch.ones(8, 8)
+    if float((ones @ ones).sum()) != 8**3:
+        raise RuntimeError("a product of two matrices comes out wrong")
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _probe_gpu() -> dict[str, Any]:
+    import torch
+
+    found = []
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        device = torch.cuda.get_device_properties(i)
+        found.append(f"{device.name}, {device.total_memory / 2**30:.0f} GB, compute {device.major}.{device.minor}")
+    return {"devices": found}
+
+
+def _probe_triton() -> dict[str, Any]:
+    import triton
+
+    return {"version": triton.__version__}
+
+
+def _probe_weights() -> dict[str, Any]:
+    """Configuration, tokenizer, and the tensors' sizes, which the files' heads tell."""
+    from refspec.models.checkpoint import SHIPPED, SHIPPED_FOLDER
+
+    return {name: _look_into(SHIPPED_FOLDER / folder) for name, folder in SHIPPED.items()}
+
+
+def _look_into(folder: Path) -> dict[str, Any]:
+    from math import prod
+
+    from safetensors import SafetensorError, safe_open
+
+    from refspec.models.checkpoint import EAGLE_ARCHITECTURE, TARGET_ARCHITECTURE, load_tokenizer, read_config
+
+    if not folder.is_dir():
+        return {"error": f"no folder {folder}"}
+    is_head = "eagle" in folder.name
+    try:
+        read_config(folder, EAGLE_ARCHITECTURE if is_head else TARGET_ARCHITECTURE)
+        if not is_head and load_tokenizer(folder) is None:
+            return {"error": f"no tokenizer.json in {folder}"}
+        file = folder / "model.safetensors"
+        with safe_open(file, framework="pt") as tensors:
+            parameters = sum(prod(tensors.get_slice(tensor).get_shape()) for tensor in tensors.keys())  # noqa: SIM118
+    except (ValueError, OSError, SafetensorError) as error:
+        return {"error": str(error)}
+    return {"parameters": parameters, "megabytes": file.stat().st_size / 1e6}
+
+
+PROBES: dict[str, Callable[[], dict[str, Any]]] = {
+    "torch": _probe_torch,
+    "weights": _probe_weights,
+    "gpu": _probe_gpu,
+    "triton": _probe_triton,
+}
