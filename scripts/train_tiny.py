@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import math
+import shutil
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -29,7 +31,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
-from refspec import Engine, SamplingParams
+from refspec import Engine, SamplingParams, SpecConfig
+from refspec.bench.engine import LOOP_THRESHOLD, SHAPES, distinct_4gram_ratio
+from refspec.models.checkpoint import EAGLE_ARCHITECTURE, SHIPPED_FOLDER, TARGET_ARCHITECTURE, save_checkpoint
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import Attend, LlamaConfig, LlamaForCausalLM
 
@@ -326,9 +330,9 @@ def draw_curves(name: str, rows: list[dict[str, float]], work: Path) -> None:
 # --- the stages -----------------------------------------------------------------------------------------------
 
 
-def language_model_stage(name: str, config: LlamaConfig, steps: int, work: Path) -> None:
-    prepare(work)
-    tokens, unseen = np.load(work / "train.npy"), np.load(work / "held_out.npy")
+def language_model_stage(name: str, config: LlamaConfig, steps: int, work: Path, texts: list[str]) -> None:
+    """Train a language model on the token files `texts`, one step on each in turn."""
+    corpora, unseen = [np.load(work / f"{text}.npy") for text in texts], np.load(work / "held_out.npy")
     bytes_per_token = float((work / "held_out.bytes").read_text())
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(config)
@@ -349,10 +353,10 @@ def language_model_stage(name: str, config: LlamaConfig, steps: int, work: Path)
         return {"held_out_loss": loss, "held_out_bits_per_byte": loss / math.log(2) / bytes_per_token}
 
     def loss_at(step: int) -> Tensor:
+        tokens = corpora[step % len(corpora)]
         # Most of the time on short windows, which cost half the attention; then the length that is served.
-        return loss_on(
-            batch_at(tokens, step, SEED, 256, 16) if step < 0.7 * steps else batch_at(tokens, step, SEED, 512, 8)
-        )
+        length, batch = (256, 16) if step < 0.7 * steps else (512, 8)
+        return loss_on(batch_at(tokens, step, SEED, length, batch))
 
     train(name, model, loss_at, held_out, steps, work)
 
@@ -377,21 +381,6 @@ def unlikelihood_loss(model: LlamaForCausalLM, ids: Tensor, repeated: Tensor) ->
     p = logits.softmax(-1).gather(1, ids[:, 1:].flatten()[:, None])[:, 0]
     chosen = repeated[:, 1:].flatten()
     return -(torch.log1p(-p.clamp(max=0.999)) * chosen).sum() / chosen.sum().clamp(min=1)
-
-
-class Corpus:
-    """The tokens that a head learns from: source text, and what the target itself writes.
-
-    A draft is judged on the target's own greedy text, so half of its lessons are such text (as in EAGLE's data
-    generation and in SpecForge): prompts cut from the training files, each continued greedily by the engine.
-    """
-
-    def __init__(self, work: Path) -> None:
-        self.source, self.unseen = np.load(work / "train.npy"), np.load(work / "held_out.npy")
-        self.written = np.load(work / "written.npy")
-
-    def batch_at(self, step: int) -> Tensor:
-        return batch_at(self.written if step % 2 else self.source, step, SEED, 256, 8)
 
 
 def eagle_loss(head: EagleHead, target: LlamaForCausalLM, ids: Tensor, unroll: int) -> tuple[Tensor, list[float]]:
@@ -433,7 +422,8 @@ def load_trained(name: str, config: LlamaConfig, work: Path) -> LlamaForCausalLM
 @app.command()
 def target(steps: int = 1900, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The target model: 12 layers x 192."""
-    language_model_stage("target", TARGET, steps, work)
+    prepare(work)
+    language_model_stage("target", TARGET, steps, work, ["train"])
 
 
 @app.command()
@@ -479,12 +469,15 @@ def unloop(steps: int = 192, work: WorkFolder = Path("build/train_tiny")) -> Non
 @app.command()
 def standalone(steps: int = 1500, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The standalone draft model: 2 layers x 128, the target's tokenizer."""
-    language_model_stage("standalone", STANDALONE, steps, work)
+    language_model_stage("standalone", STANDALONE, steps, work, ["train", "written"])
 
 
 @app.command()
 def write(count: int = 3000, work: WorkFolder = Path("build/train_tiny")) -> None:
-    """Let the target write the text that the drafts will learn from: written.npy."""
+    """Let the target write the text that half of the drafts' lessons are taken from: written.npy.
+
+    A draft is judged on the target's own greedy text, so it should know that (as in EAGLE's and SpecForge's data).
+    """
     tokens = np.load(work / "train.npy")
     engine = Engine(load_trained("unlooped", TARGET, work), kv_slots=64 * 400, max_running=64)
     rng = np.random.default_rng([SEED, 1])
@@ -503,7 +496,8 @@ def write(count: int = 3000, work: WorkFolder = Path("build/train_tiny")) -> Non
 @app.command()
 def eagle(steps: int = 2500, unroll: int = 5, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The EAGLE head, on the frozen target's hidden states."""
-    corpus, model = Corpus(work), load_trained("unlooped", TARGET, work)
+    corpora = [np.load(work / f"{text}.npy") for text in ("train", "written")]
+    unseen, model = np.load(work / "held_out.npy"), load_trained("unlooped", TARGET, work)
     torch.manual_seed(SEED)
     head = EagleHead(EAGLE, model)
     with torch.no_grad():
@@ -521,11 +515,64 @@ def eagle(steps: int = 2500, unroll: int = 5, work: WorkFolder = Path("build/tra
 
     def held_out(step: int) -> dict[str, float]:
         with torch.no_grad():
-            results = [loss_on(batch_at(corpus.unseen, i, SEED + 1, 256, 8)) for i in range(4)]
+            results = [loss_on(batch_at(unseen, i, SEED + 1, 256, 8)) for i in range(4)]
         agreements = {f"agreement_{level + 1}": sum(r[1][level] for r in results) / 4 for level in range(unroll)}
         return {"held_out_loss": sum(r[0].item() for r in results) / 4, **agreements}
 
-    train("eagle", head, lambda step: loss_on(corpus.batch_at(step))[0], held_out, steps, work)
+    def loss_at(step: int) -> Tensor:
+        return loss_on(batch_at(corpora[step % 2], step, SEED, 256, 8))[0]
+
+    train("eagle", head, loss_at, held_out, steps, work)
+
+
+# --- measure and publish --------------------------------------------------------------------------------------
+
+
+def held_out_prompts(tokenizer: Tokenizer, count: int, length: int = 64) -> list[list[int]]:
+    """Pieces of files that were never trained on, from the start of a line, spread over all of them."""
+    rng = np.random.default_rng([SEED, 4])
+    texts = [read_source(path).splitlines(keepends=True) for name, path in corpus_files() if is_held_out(name)]
+    texts = [lines for lines in texts if len(lines) > 30]
+    prompts = []
+    while len(prompts) < count:
+        lines = texts[len(prompts) % len(texts)]
+        start = int(rng.integers(0, len(lines) - 20))
+        prompts.append(tokenizer.encode("".join(lines[start : start + 40])).ids[:length])
+    return prompts
+
+
+def measure(target_folder: Path, draft_folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """Loops of the target's greedy text, and accept lengths on the prompts whose text does not loop."""
+    params = SamplingParams(max_new_tokens=128, ignore_eos=True)
+    plain = Engine(target_folder).generate(prompts, params)
+    ratios = [distinct_4gram_ratio(output.token_ids) for output in plain]
+    calm = [prompt for prompt, ratio in zip(prompts, ratios, strict=True) if ratio > LOOP_THRESHOLD]
+    lengths = {}
+    for exact in (False, True):
+        for k, steps, n in SHAPES:
+            spec = SpecConfig(topk=k, num_steps=steps, num_draft_tokens=n, exact_branch_kv=exact)
+            outputs = Engine(target_folder, draft_folder, spec, kv_slots=32768).generate(calm, params)
+            per_prompt = [sum(output.accept_lens) / len(output.accept_lens) for output in outputs]
+            lengths[k, steps, n, exact] = sum(per_prompt) / len(per_prompt)
+    return {"ratios": ratios, "calm": len(calm), "accept_lengths": lengths}
+
+
+@app.command()
+def publish(work: WorkFolder = Path("build/train_tiny"), out: Path = SHIPPED_FOLDER) -> None:
+    """Write the shipped folders and their card, with figures measured on what was written."""
+    tokenizer = prepare(work)
+    target_model = load_trained("unlooped", TARGET, work)
+    head = EagleHead(EAGLE, target_model)
+    head.load_state_dict(torch.load(work / "eagle.pt", weights_only=True)["model"])
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    save_checkpoint(target_model, out / "target", TARGET_ARCHITECTURE, ends)
+    save_checkpoint(head, out / "eagle", EAGLE_ARCHITECTURE, ends)
+    save_checkpoint(load_trained("standalone", STANDALONE, work), out / "standalone", TARGET_ARCHITECTURE, ends)
+    for folder in ("target", "standalone"):
+        shutil.copyfile(work / "tokenizer.json", out / folder / "tokenizer.json")
+    figures = measure(out / "target", out / "eagle", held_out_prompts(tokenizer, 64))
+    console.print(figures)
+    (work / "figures.json").write_text(json.dumps({str(key): str(value) for key, value in figures.items()}))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ class Check:
     """One finding."""
 
     name: str
+    needed_for: str
     ok: bool
     found: str
-    needed_for: str
     remedy: str | None = None  # one command or step; None where there is nothing to mend
     required: bool = False  # without it `refspec generate` does not run, not even on the CPU
 
@@ -48,9 +49,9 @@ def examine() -> list[Check]:
         _check_triton(answers["triton"]),
         Check(
             "SGLang oracle",
+            "comparing our kernels with SGLang's own",
             ok=False,
             found="not installed: it is not part of this version",
-            needed_for="comparing our kernels with SGLang's own",
             remedy="none yet: it comes with a later version",
         ),
         _check_cache(),
@@ -65,82 +66,81 @@ def can_generate(checks: list[Check]) -> bool:
 
 
 def _check_python() -> Check:
-    oldest = ".".join(map(str, OLDEST_PYTHON))
+    ok = sys.version_info >= OLDEST_PYTHON
+    version, kind = platform.python_version(), platform.python_implementation()
     return Check(
         "Python",
-        ok=sys.version_info >= OLDEST_PYTHON,
-        found=f"{platform.python_version()} ({platform.python_implementation()}, {platform.system()} {platform.machine()})",
-        needed_for="everything",
-        remedy=None if sys.version_info >= OLDEST_PYTHON else f"install Python {oldest} or newer",
+        "everything",
+        ok=ok,
+        found=f"{version} ({kind}) on {platform.system()} {platform.machine()}",
+        remedy=None if ok else f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer",
         required=True,
     )
 
 
 def _check_torch(answer: dict[str, Any]) -> Check:
-    check = {"name": "torch", "needed_for": "every model", "required": True}
+    check = partial(Check, "torch", "every model", required=True)
     if "error" in answer:
-        return Check(
-            **check, ok=False, found=answer["error"], remedy="run scripts/start.sh, or: pip install --force-reinstall torch"
-        )
+        remedy = "run scripts/start.sh, or: pip install --force-reinstall torch"
+        return check(ok=False, found=answer["error"], remedy=remedy)
     build = f"CUDA {answer['cuda']}" if answer["cuda"] else f"ROCm {answer['hip']}" if answer["hip"] else "CPU"
     found = f"{answer['version']}, built for {build}; threads: {answer['threads']}, cores: {os.cpu_count()}"
-    return Check(**check, ok=True, found=found)
+    return check(ok=True, found=found)
 
 
 def _check_weights(answer: dict[str, Any]) -> list[Check]:
     if "error" in answer:
         answer = {name: {"error": "not looked at, since torch does not load"} for name in REQUIRED_WEIGHTS}
-    return [
-        Check(
-            f"weights {name}",
-            ok="error" not in found,
-            found=found.get("error") or f"{found['parameters'] / 1e6:.2f}M parameters, {found['megabytes']:.1f} MB",
-            needed_for="generating without --target and --draft" if name in REQUIRED_WEIGHTS else "the standalone drafter",
-            remedy="reinstall refspec, or train them: python scripts/train_tiny.py" if "error" in found else None,
-            required=name in REQUIRED_WEIGHTS,
-        )
-        for name, found in answer.items()
-    ]
+    checks = []
+    for name, found in answer.items():
+        required = name in REQUIRED_WEIGHTS
+        needed_for = "generating without --target and --draft" if required else "the standalone drafter"
+        check = partial(Check, f"weights {name}", needed_for, required=required)
+        if "error" in found:
+            remedy = "reinstall refspec, or train them: python scripts/train_tiny.py"
+            checks.append(check(ok=False, found=found["error"], remedy=remedy))
+        else:
+            size = f"{found['parameters'] / 1e6:.2f}M parameters, {found['megabytes']:.1f} MB"
+            checks.append(check(ok=True, found=size))
+    return checks
 
 
 def _check_gpu(answer: dict[str, Any], torch: dict[str, Any]) -> Check:
-    check = {"name": "GPU", "needed_for": "speed; without one everything runs on the CPU"}
+    check = partial(Check, "GPU", "speed; without one everything runs on the CPU")
     if answer.get("devices"):
-        return Check(**check, ok=True, found=", ".join(answer["devices"]))
+        return check(ok=True, found=", ".join(answer["devices"]))
     remedy = None
     if shutil.which("nvidia-smi") and "error" not in torch:
         if torch["cuda"]:
             remedy = "see what nvidia-smi says: the driver may be older than this torch needs"
         else:
             remedy = "install a torch built for CUDA: https://pytorch.org/get-started/locally/"
-    return Check(**check, ok=False, found=answer.get("error") or "none that torch can use", remedy=remedy)
+    return check(ok=False, found="none that torch can use", remedy=remedy)
 
 
 def _check_triton(answer: dict[str, Any]) -> Check:
-    check = {"name": "triton", "needed_for": "the Triton kernels of later versions; nothing here needs it yet"}
-    mode = os.environ.get("TRITON_INTERPRET", "")
+    check = partial(Check, "triton", "the Triton kernels of later versions; nothing here needs it yet")
     if "error" not in answer:
-        mode = "on" if mode in ("1", "true", "on", "yes") else "off"
-        return Check(**check, ok=True, found=f"{answer['version']}; interpreter mode (TRITON_INTERPRET) is {mode}")
+        mode = "on" if os.environ.get("TRITON_INTERPRET", "") in ("1", "true", "on", "yes") else "off"
+        return check(ok=True, found=f"{answer['version']}; interpreter mode (TRITON_INTERPRET) is {mode}")
     if sys.platform == "linux":
-        return Check(**check, ok=False, found=answer["error"], remedy="pip install triton")
-    return Check(
-        **check, ok=False, found="not installed: there are wheels for Linux only", remedy="use WSL or a Linux container"
-    )
+        return check(ok=False, found=answer["error"], remedy="pip install triton")
+    found = "not installed: its wheels are for Linux only"
+    return check(ok=False, found=found, remedy="use a Linux container, or WSL on Windows")
 
 
 def _check_cache() -> Check:
-    check = {"name": "cache", "needed_for": "what later versions download and compile"}
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "refspec"
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    check = partial(Check, "cache", "what later versions download and compile")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute() / "refspec"
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free_mb = shutil.disk_usage(there).free // 2**20
     if not os.access(there, os.W_OK):
-        found, remedy = f"{folder} cannot be written to", "set XDG_CACHE_HOME to a folder that can be written to"
-    elif free_mb < LITTLE_SPACE_MB:
-        found, remedy = f"only {free_mb} MB free at {folder}", "make room, or set XDG_CACHE_HOME to another disk"
-    else:
-        found, remedy = f"{free_mb / 1024:.1f} GB free at {folder}", None
-    return Check(**check, ok=remedy is None, found=found, remedy=remedy)
+        remedy = "set XDG_CACHE_HOME to a folder that can be written to"
+        return check(ok=False, found=f"{folder} cannot be written to", remedy=remedy)
+    if free_mb < LITTLE_SPACE_MB:
+        remedy = "make room, or set XDG_CACHE_HOME to another disk"
+        return check(ok=False, found=f"only {free_mb} MB free at {folder}", remedy=remedy)
+    return check(ok=True, found=f"{free_mb / 1024:.1f} GB free at {folder}")
 
 
 # --- the child --------------------------------------------------------------------------------------------------------

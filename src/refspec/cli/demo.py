@@ -147,10 +147,13 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         for found in row["differences"]:
             verdict = "rounding can do that" if found["is_rounding"] else "that is a fault: please report it"
             console.print(
-                f"{row['name']} leaves the plain output of prompt {found['prompt']} at token {found['index']}, where the "
-                f"plain run's two best logits lie {found['gap']:.1e} apart (limit {found['gap_limit']:.0e}): {verdict}"
+                f"{row['name']} leaves the plain output of prompt {found['prompt']} at token {found['index']}, where "
+                f"the plain run's two best logits lie {found['gap']:.1e} apart (limit {found['gap_limit']:.0e}): "
+                f"{verdict}"
             )
     if report["ok"]:
         console.print('Same text, fewer target forwards. See it happen: refspec generate "def fib(n):" --watch')
     else:
-        console.print("The outputs are not the same: refspec generate --trace FILE records what happened.", style="bold")
+        console.print(
+            "The outputs are not the same: refspec generate --trace FILE records what happened.", style="bold"
+        )

@@ -14,7 +14,9 @@ from rich.table import Table
 from refspec.doctor import Check, can_generate, examine
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
+) -> None:
     """Say what this machine can run, and how to mend the rest.
 
     Exit status 0 if `refspec generate` can run, on the CPU at least; 1 if not.

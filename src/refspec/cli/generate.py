@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -59,7 +59,9 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def generate(
     ctx: typer.Context,
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue, together in one batch.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue, together in one batch.")
+    ] = None,
     prompt_file: Annotated[
         list[Path] | None,
         typer.Option(
@@ -149,7 +151,7 @@ def generate(
         with nullcontext() if quiet else errors.status("loading the models"):
             from refspec.engine.engine import SHIPPED_DRAFTS, Engine
 
-            pool = {} if kv_slots is None else {"kv_slots": kv_slots}
+            pool: dict[str, Any] = {} if kv_slots is None else {"kv_slots": kv_slots}
             engine = Engine(target, draft, spec, device, dtype, **pool)
         with TokenProgress(engine, len(prompts) * params.max_new_tokens, errors, disable=quiet):
             generations = engine.generate(prompts, params, observer)
@@ -229,7 +231,7 @@ def _check_options(ctx: typer.Context, plain: bool, watch: bool, trace: Path | N
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(parameter.name or "")
         if parameter.name in SPEC_OPTIONS and source and source.name == "COMMANDLINE":
-            raise UsageError(f"{parameter.opts[0]} with --algorithm none: it says how to speculate, leave one of them out")
+            raise UsageError(f"{parameter.opts[0]} with --algorithm none: it is for speculation, leave one of them out")
 
 
 def _read_prompt(file: Path) -> str:

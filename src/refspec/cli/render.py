@@ -70,7 +70,7 @@ class _WideTree(Tree):
 class _NarrowTree(Tree):
     guide_width = 2
     ASCII_GUIDES = ("  ", "| ", "+-", "`-")
-    TREE_GUIDES = [("  ", "│ ", "├╴", "└╴")] * 3  # noqa: RUF012 - as in the base class
+    TREE_GUIDES = [("  ", "│ ", "├╴", "└╴")] * 3
 
 
 class _FlatTree(Tree):
@@ -78,7 +78,7 @@ class _FlatTree(Tree):
 
     guide_width = 0
     ASCII_GUIDES = ("", "", "", "")
-    TREE_GUIDES = [ASCII_GUIDES] * 3  # noqa: RUF012
+    TREE_GUIDES = [ASCII_GUIDES] * 3
 
 
 class RoundView:
@@ -98,10 +98,12 @@ class RoundView:
         yield Rule(self._title(glyphs), align="left", style="dim", characters="-" if options.ascii_only else "─")
         yield self._story(glyphs, width)
         yield Text(self._outcome())
-        tree, room = self._draw_tree(glyphs, width)
-        side_by_side, below = [tree], []
-        room = width - room
-        for part, needed in (self._draw_mask(glyphs), (self._facts(glyphs), FACTS_WIDTH)):
+        tree, tree_width = self._draw_tree(glyphs, width)
+        room = width - tree_width
+        side_by_side: list[Table | Text] = [tree]
+        below: list[Table | Text] = []
+        parts: list[tuple[Table | Text, int]] = [self._draw_mask(glyphs), (self._facts(glyphs), FACTS_WIDTH)]
+        for part, needed in parts:
             if needed + GAP <= room:
                 side_by_side.append(part)
                 room -= needed + GAP

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from rich.console import Console
@@ -87,7 +87,11 @@ class _Screen:
     def __init__(self, console: Console) -> None:
         self.console, self.keyboard = console, sys.stdin.fileno()
         self.settings = termios.tcgetattr(self.keyboard)
-        handlers = {signal.SIGTERM: _end, signal.SIGHUP: _end, signal.SIGTSTP: self._suspend}
+        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+            signal.SIGTERM: _end,
+            signal.SIGHUP: _end,
+            signal.SIGTSTP: self._suspend,
+        }
         self.handlers = {number: handler for number, handler in handlers.items() if _is_default(number)}
         self.shown: tuple[RoundView, int, str] | None = None
 
@@ -118,7 +122,7 @@ class _Screen:
         top = max(0, min(top, len(lines) - self.room))
         if len(lines) > self.room:
             below = len(lines) - top - self.room
-            status += f"  up/down: {plural(below, 'line')} more" if below else "  up/down: end"
+            status += f"  up/down ({plural(below, 'line')} below)"
         shown = lines[top : top + self.room]
         shown += [[]] * (self.room - len(shown))
         bar = Text(status, style="reverse", no_wrap=True, overflow="crop")
@@ -171,7 +175,7 @@ class _Screen:
         except (OSError, termios.error):
             pass  # the terminal is gone, and with it what there was to restore
 
-    def _suspend(self, *_: object) -> None:
+    def _suspend(self, _: int, __: FrameType | None) -> None:
         self._give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._take()

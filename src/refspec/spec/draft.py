@@ -45,7 +45,8 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     levels: list[TreeInfo] = []
     own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
     tail_mask = own_column[:, :, :0]
-    prefix_slots = batch.prefix_slots()
+    prefix_slots, first_positions = batch.prefix_slots(), batch.seq_lens.repeat_interleave(k)
+    slots_by_step = slots.transpose(1, 2).flatten(1)  # (b, S*k): k columns for each step
     for i in range(steps):
         input_ids, hidden_states, scores, level = select_top_k_tokens(i, topk_p, topk_index, hidden_states, scores, k)
         levels.append(level)
@@ -57,12 +58,12 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
         out = draft_runner.forward(
             ForwardBatch(
                 input_ids=input_ids,
-                positions=(batch.seq_lens + i).repeat_interleave(k),
+                positions=first_positions + i,
                 out_slots=slots[:, :, i].flatten(),
                 q_lens=[k] * b,
                 prefix_slots=prefix_slots,
                 prefix_lens=batch.prefix_lens,
-                tail_slots=slots[:, :, : i + 1].transpose(1, 2).flatten(1),  # step by step, k columns each
+                tail_slots=slots_by_step[:, : (i + 1) * k],
                 tail_mask=tail_mask if k > 1 else None,  # a lone branch sees all of its past
                 hidden_states=hidden_states,
             ),
