@@ -125,24 +125,27 @@ def demo(
 
 
 def _show(console: Console, report: dict[str, Any]) -> None:
-    table = Table(
-        title=f"{plural(len(report['prompts']), 'prompt')}, up to {report['max_new_tokens']} tokens each, "
-        f"one at a time, {report['dtype']}, {report['device']}",
-        caption="accept length: tokens per target forward, bonus included; forwards: target + draft + extend; medians",
+    prompts = len(report["prompts"])
+    console.print(
+        f"{plural(prompts, 'prompt')} one by one, up to {report['max_new_tokens']} tokens each, "
+        f"{report['dtype']} on {report['device']}\n",
     )
-    for heading in ("", "same tokens", "accept length", "forwards", "tokens/s", "x plain"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("", "same\ntokens", "accept\nlength", "forwards\ntarget", "\ndraft", "\nextend"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    table.add_column("\ntokens/s", justify="right", no_wrap=True)
+    table.add_column("times\nplain", justify="right", no_wrap=True)
     for row in report["contestants"]:
-        forwards = [row["forwards"].get(name, 0) for name in ("target", "draft", "extend")]
         table.add_row(
             row["name"],
-            f"{row['same_outputs']} of {len(report['prompts'])}" if row["spec"] else "",
+            f"{row['same_outputs']} of {prompts}" if row["spec"] else "",
             f"{row['accept_length']:.2f}",
-            " + ".join(str(count) for count in forwards if count),
+            *(str(row["forwards"].get(phase) or "") for phase in ("target", "draft", "extend")),
             f"{row['tokens_per_second']:.0f}",
             f"{row['ratio_to_plain']:.2f}",
         )
     console.print(table)
+    console.print("accept length: tokens for each round, bonus included; speeds are medians\n", style="dim")
     for row in report["contestants"]:
         for found in row["differences"]:
             verdict = "rounding can do that" if found["is_rounding"] else "that is a fault: please report it"
@@ -152,8 +155,6 @@ def _show(console: Console, report: dict[str, Any]) -> None:
                 f"{verdict}"
             )
     if report["ok"]:
-        console.print('Same text, fewer target forwards. See it happen: refspec generate "def fib(n):" --watch')
+        console.print('To see how it comes about, round by round: refspec generate "def fib(n):" --watch')
     else:
-        console.print(
-            "The outputs are not the same: refspec generate --trace FILE records what happened.", style="bold"
-        )
+        console.print("The outputs differ. To record what a run does: refspec generate PROMPT --trace FILE", style="bold")

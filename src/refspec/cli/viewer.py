@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.text import Text
 
-from refspec.cli.render import RoundView, plural
+from refspec.cli.render import RoundView
 
 if sys.platform != "win32":
     import termios
@@ -122,14 +122,14 @@ class _Screen:
         top = max(0, min(top, len(lines) - self.room))
         if len(lines) > self.room:
             below = len(lines) - top - self.room
-            status += f"  up/down ({plural(below, 'line')} below)"
+            status += f"  up/down ({below} below)"
         shown = lines[top : top + self.room]
         shown += [[]] * (self.room - len(shown))
-        bar = Text(status, style="reverse", no_wrap=True, overflow="crop")
+        bar = Text(status, style="reverse")
         with self.console.capture() as captured:
             for line in shown:
                 self.console.print(Segments([*line, Segment.line()]), end="")
-            self.console.print(bar, end="", crop=True)
+            self.console.print(bar, end="", no_wrap=True, overflow="crop")
         # Over what is there, not after clearing it: nothing flickers.
         self.console.file.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
         self.console.file.flush()

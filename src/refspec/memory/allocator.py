@@ -4,7 +4,7 @@ A slot is a row number of the KV buffers, good for the keys and values of one to
 and of the draft. Slot 0 is a dummy that padded rows write to; it is never handed out. The free list lives on the
 device of the models, so that taking slots needs no trip to the host.
 
-Source: SGLang: python/sglang/srt/mem_cache/allocator.py:TokenToKVPoolAllocator @v0.5.0; `backup_state` and
+Source: SGLang: python/sglang/srt/mem_cache/memory_pool.py:TokenToKVPoolAllocator @v0.4.6; `backup_state` and
 `restore_state` came with b26bc86b36 (#4908) and left with the v1 worker.
 """
 

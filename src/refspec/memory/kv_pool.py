@@ -3,7 +3,7 @@
 Target and draft each have a pool of their own, of their own shape, over the *same* slot numbers: a token's slot
 holds its keys and values in both.
 
-Source: SGLang: python/sglang/srt/mem_cache/memory_pool.py:MHATokenToKVPool @v0.5.0
+Source: SGLang: python/sglang/srt/mem_cache/memory_pool.py:MHATokenToKVPool @v0.4.6
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which slot holds which token: one row per running request, one column per position.
 
-Source: SGLang: python/sglang/srt/mem_cache/memory_pool.py:ReqToTokenPool @v0.5.0
+Source: SGLang: python/sglang/srt/mem_cache/memory_pool.py:ReqToTokenPool @v0.4.6
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ When no target hidden state is at hand (inside the draft loop) its own guess tak
 lm_head are the target's own modules, so the head adds little but `fc` and a layer.
 
 Source: EAGLE (Li et al. 2024, section 4.1); EAGLE-2 (Li et al. 2024) changes the tree, not the head;
-SGLang: python/sglang/srt/models/llama_eagle.py:LlamaForCausalLMEagle @v0.5.9
+SGLang: python/sglang/srt/models/llama_eagle.py:LlamaForCausalLMEagle @v0.5.5
 """
 
 from __future__ import annotations

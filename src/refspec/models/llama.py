@@ -6,7 +6,7 @@ to whom, and where keys and values are kept, is that callable's business: `runti
 works on the KV pool, `scripts/train_tiny.py` one that is plain causal attention.
 
 Source: LLaMA (Touvron et al. 2023, section 2.2); RoPE (Su et al. 2021, section 3.2.2);
-SGLang: python/sglang/srt/models/llama.py:LlamaForCausalLM @v0.5.9
+SGLang: python/sglang/srt/models/llama.py:LlamaForCausalLM @v0.5.5
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Prefill, decode, draft step, tree verify and extend all come through `ModelRunner.forward`, and through one
 attention with an explicit mask. What sets them apart is in the ForwardBatch.
 
-Source: SGLang: python/sglang/srt/model_executor/model_runner.py:ModelRunner.forward @v0.5.0; the torch attention
+Source: SGLang: python/sglang/srt/model_executor/model_runner.py:ModelRunner.forward @v0.5.5; the torch attention
 backend beside it plays the part of PoolAttention.
 """
 

@@ -10,7 +10,7 @@ the target verifies: nothing of the draft's cache outlives its loop, since the e
 rows anew, from the target's hidden states.
 
 Source: EAGLE-2 (Li et al. 2024, section 4.1, expansion); SGLang: python/sglang/srt/speculative/eagle_worker.py:
-EAGLEWorker.draft_forward @v0.5.0
+EAGLEWorker.draft_forward @v0.4.6
 """
 
 from __future__ import annotations

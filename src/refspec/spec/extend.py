@@ -6,7 +6,7 @@ the newest cached token, is fed the bonus. Its answer is the next round's first 
 
 A prompt is read in the same way after the target's prefill; only where the rows come from differs.
 
-Source: SGLang: python/sglang/srt/speculative/eagle_worker.py:EAGLEWorker.forward_draft_extend_after_decode @v0.5.0
+Source: SGLang: python/sglang/srt/speculative/eagle_worker.py:EAGLEWorker.forward_draft_extend_after_decode @v0.4.6
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ one target forward and S draft forwards: S - 1 in the loop and one in the extend
 In SGLang the class of this name *is* the draft worker and holds the target; here a worker holds the runners of
 both.
 
-Source: SGLang: python/sglang/srt/speculative/eagle_worker.py:EAGLEWorker.forward_batch_generation @v0.4.6
+Source: SGLang: python/sglang/srt/speculative/eagle_worker.py:EAGLEWorker.forward_batch_speculative_generation
+@v0.4.6
 """
 
 from __future__ import annotations
