@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-bench_app = typer.Typer(help="Measure: ratios, side by side in one run.", no_args_is_help=True)
+from refspec.cli.command_line import CommandLine, shows_progress
+
+bench_app = typer.Typer(cls=CommandLine, rich_markup_mode=None)
 
 
 @bench_app.callback()
@@ -39,8 +41,7 @@ def engine(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=as_json or not errors.is_terminal) as bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=not shows_progress(as_json)) as bar:
         task = bar.add_task("bench", total=None)
         report = bench_engine(
             prompts=load_prompts()[:prompts],

@@ -1,11 +1,12 @@
 """How every command of refspec ends: well, or with one line on stderr that says what is wrong.
 
-| what went wrong                                    | exit status |
-|----------------------------------------------------|-------------|
-| the command line: an option, or options that do not go together | 2 |
-| what it asked for: a file, a model, memory         | 1           |
-| the reader of the output went away                 | 1, silently |
-| Ctrl-C                                             | 130         |
+| what went wrong                                   | exit status                |
+|---------------------------------------------------|----------------------------|
+| the command line: options that are wrong or clash | 2                          |
+| what it asked for: a file, a model, memory        | 1                          |
+| the reader of the output has gone away            | 1, silently                |
+| Ctrl-C                                            | 130                        |
+| another signal that ends a process                | 128 + its number, silently |
 
 A fault of refspec itself keeps its traceback.
 """
@@ -14,8 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import typer
@@ -38,7 +42,8 @@ class CommandLine(TyperGroup):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         extra["standalone_mode"] = False
         try:
-            status = super().main(args, **extra)
+            with _signals_as_exits():
+                status = super().main(args, **extra)
             sys.stdout.flush()
         except _TYPER_USAGE_ERROR as error:
             status = _complain(error.format_message(), 2)  # type: ignore[attr-defined]
@@ -63,10 +68,9 @@ class CommandLine(TyperGroup):
             status = _complain(what, 1)
         except ImportError as error:
             status = _complain(f"{error} (`refspec doctor` says what is missing, and what to do)", 1)
-        except MemoryError:
-            status = _complain("out of memory: lower --kv-slots, or take a smaller model", 1)
         except Exception as error:
-            if isinstance(error, RuntimeError) and "allocate" in str(error):  # torch's own out of memory
+            # torch has no exception of its own for a CPU without memory.
+            if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
                 status = _complain("out of memory: lower --kv-slots, or take a smaller model", 1)
             elif isinstance(error, ValueError | _out_of_slots()):
                 status = _complain(error, 1)
@@ -75,8 +79,33 @@ class CommandLine(TyperGroup):
         raise typer.Exit(status)
 
 
+def shows_progress(as_json: bool) -> bool:
+    """Is there somebody who would like to see that something happens?"""
+    return not as_json and sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def _signals_as_exits() -> Iterator[None]:
+    """A signal that ends the process becomes an exception, so that whoever holds a terminal or a file can let go."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # Only where nobody else has a say: nohup, for one, asks for SIGHUP to be ignored.
+    taken = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _complain(what: object, status: int) -> int:
-    print("refspec:", " ".join(str(what).split()), file=sys.stderr)
+    print("refspec:", " ".join(str(what).splitlines()), file=sys.stderr)
     return status
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from refspec.cli.command_line import shows_progress
 from refspec.cli.render import plural
 from refspec.config import SamplingParams, SpecConfig
 
@@ -91,8 +92,7 @@ def demo(
 
     Exit status 1 if the tokens differ where rounding does not explain it.
     """
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=as_json or not errors.is_terminal) as bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=not shows_progress(as_json)) as bar:
         task = bar.add_task("loading the models", total=len(PROMPTS))
         from refspec.engine.compare import first_difference
         from refspec.engine.engine import Engine
@@ -155,6 +155,8 @@ def _show(console: Console, report: dict[str, Any]) -> None:
                 f"{verdict}"
             )
     if report["ok"]:
-        console.print('To see how it comes about, round by round: refspec generate "def fib(n):" --watch')
+        console.print('See it happen, round by round: refspec generate "def fib(n):" --watch')
     else:
-        console.print("The outputs differ. To record what a run does: refspec generate PROMPT --trace FILE", style="bold")
+        console.print(
+            "The outputs differ. To record what a run does: refspec generate PROMPT --trace FILE", style="bold"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from refspec.cli.command_line import shows_progress
 from refspec.doctor import Check, can_generate, examine
 
 
@@ -21,11 +23,7 @@ def doctor(
 
     Exit status 0 if `refspec generate` can run, on the CPU at least; 1 if not.
     """
-    errors = Console(stderr=True)
-    if not as_json and errors.is_terminal:
-        with errors.status("looking around"):
-            checks = examine()
-    else:
+    with Console(stderr=True).status("looking around") if shows_progress(as_json) else nullcontext():
         checks = examine()
     ok = can_generate(checks)
     if as_json:
@@ -48,9 +46,9 @@ def _show(console: Console, checks: list[Check]) -> None:
             if check.remedy:
                 table.add_row("", "", f"[dim]to mend it:[/] {escape(check.remedy)}")
     console.print(table)
-    broken = [check.name for check in checks if check.required and not check.ok]
     console.print()
-    if broken:
-        console.print(f"refspec generate cannot run yet; mend first: {', '.join(broken)}", style="bold")
+    if not can_generate(checks):
+        first = next(check.name for check in checks if check.required and not check.ok)
+        console.print(f"refspec generate cannot run yet; to be mended first: {first}", style="bold")
     else:
         console.print('refspec generate can run. To begin with: refspec demo, or refspec generate "def fib(n):"')

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 
-from refspec.cli.command_line import UsageError
+from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.record import make_trace, trace_writer
 from refspec.cli.render import plural, round_views
 from refspec.cli.report import counts_table, most_telling, print_text, summary
@@ -127,7 +127,7 @@ def generate(
     _check_options(ctx, plain=plain, watch=watch, trace=trace, as_json=as_json)
     prompts = [*(prompt or []), *map(_read_prompt, prompt_file or [])]
     if not prompts:
-        raise UsageError('no prompt: give at least one, as in  refspec generate "def fib(n):"')
+        raise UsageError('no prompt: give at least one, as in refspec generate "def fib(n):"')
     with option_names(UsageError):
         spec = None
         if not plain:
@@ -143,7 +143,7 @@ def generate(
         )
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-    quiet = as_json or not errors.is_terminal
+    quiet = not shows_progress(as_json)
     rounds: list[Round] = []
     # Recording costs a little time in every round: not where nobody looks at it.
     observer = None if plain or (as_json and not trace) else rounds.append
@@ -188,7 +188,7 @@ def generate(
     console.print(counts_table(stats))
     console.print(summary(stats, sum(len(generation.token_ids) for generation in generations)))
     if trace:
-        console.print(f"the rounds are in {trace}: refspec trace show {shlex.quote(str(trace))}", soft_wrap=True)
+        typer.echo(f"To see all rounds again: refspec trace show {shlex.quote(str(trace))}")
 
 
 class TokenProgress(Progress):

@@ -59,6 +59,8 @@ def trace_writer(file: Path | None) -> Iterator[Callable[[Trace], None]]:
         yield lambda trace: None
         return
     final = file.resolve()
+    if final.is_dir():
+        raise ValueError(f"cannot write the trace {file}: it is a folder")
     in_place = final.exists() and not final.is_file()  # a pipe or a device must not be replaced
     beside = final if in_place else final.with_name(f".{final.name}.{os.getpid()}")
 
@@ -70,9 +72,11 @@ def trace_writer(file: Path | None) -> Iterator[Callable[[Trace], None]]:
                     shutil.copymode(final, beside)
                 beside.replace(final)
 
-    try:
+    if not in_place:
         with _write_errors(file):
-            beside.open("a").close()
+            beside.open("x").close()
+            beside.unlink()
+    try:
         yield save
     finally:
         if not in_place:

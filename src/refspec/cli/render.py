@@ -43,7 +43,7 @@ class Glyphs:
 
 
 UNICODE = Glyphs("✓", "~", "✗", "·", "★", "␣", "…", "█", "·", "–", "·")
-ASCII = Glyphs("+", "~", "x", ".", "*", "_", "...", "#", ".", "-", "*")
+ASCII = Glyphs("+", "~", "x", ".", "*", " ", "...", "#", ".", "-", "*")
 
 
 class Fate(Enum):
@@ -74,7 +74,7 @@ class _NarrowTree(Tree):
 
 
 class _FlatTree(Tree):
-    """For chains too long to be indented."""
+    """For trees too deep to be indented."""
 
     guide_width = 0
     ASCII_GUIDES = ("", "", "", "")
@@ -98,18 +98,25 @@ class RoundView:
         yield Rule(self._title(glyphs), align="left", style="dim", characters="-" if options.ascii_only else "─")
         yield self._story(glyphs, width)
         yield Text(self._outcome())
+        panes = Table.grid(padding=(0, GAP, 0, 0))
         tree, tree_width = self._draw_tree(glyphs, width)
-        room = width - tree_width
+        mask, mask_width = self._draw_mask(glyphs)
+        facts = self._facts(glyphs)
         side_by_side: list[Table | Text] = [tree]
         below: list[Table | Text] = []
-        parts: list[tuple[Table | Text, int]] = [self._draw_mask(glyphs), (self._facts(glyphs), FACTS_WIDTH)]
-        for part, needed in parts:
-            if needed + GAP <= room:
-                side_by_side.append(part)
-                room -= needed + GAP
-            elif needed <= width or needed == FACTS_WIDTH:
-                below.append(part)
-        panes = Table.grid(padding=(0, GAP, 0, 0))
+        panes.add_column(width=tree_width)
+        room = width - tree_width - GAP
+        if mask_width <= room:
+            side_by_side.append(mask)
+            panes.add_column(width=mask_width)
+            room -= mask_width + GAP
+        elif mask_width <= width:
+            below.append(mask)
+        if room >= FACTS_WIDTH:
+            side_by_side.append(facts)
+            panes.add_column(width=room)
+        else:
+            below.append(facts)
         panes.add_row(*side_by_side)
         yield panes
         yield self._legend(glyphs)
@@ -163,10 +170,12 @@ class RoundView:
         numbers_from = 6 + token_width  # in an unindented label: mark, row, token and the spaces between
         kinds = (kind for kind in (_WideTree, _NarrowTree) if kind.guide_width * deepest + numbers_from + 12 <= width)
         kind = next(kinds, _FlatTree)
-        numbers_from += kind.guide_width * deepest
+        flat = kind is _FlatTree  # then the level is given as a number
+        numbers_from += 4 if flat else kind.guide_width * deepest
 
         def label(fate: Fate, row: str, token: str, depth: int, numbers: str) -> Text:
-            start = f"{fate.mark(glyphs)} {row:>2} {shortened(token, token_width, glyphs)}"
+            start = f"{depth:>3} " if flat else ""
+            start += f"{fate.mark(glyphs)} {row:>2} {shortened(token, token_width, glyphs)}"
             return Text(set_cell_size(start, numbers_from - kind.guide_width * depth) + numbers, style=fate.style)
 
         labels = [
@@ -180,11 +189,15 @@ class RoundView:
             if row == end_of_path and not self.was_cut:  # before the drafts that it was preferred to
                 nodes[row].add(label(Fate.BONUS, "", shown[-1], bonus_depth, bonus_note))
 
-        heads = Text(set_cell_size("  row token", numbers_from) + " step  path", style="dim")
+        heads = Text(
+            set_cell_size("lvl   row token" if flat else "  row token", numbers_from) + " step  path", style="dim"
+        )
+        drawn_width = numbers_from + max(11, cell_len(bonus_note))
         drawn = Table.grid()
+        drawn.add_column(width=drawn_width)
         drawn.add_row(heads)
         drawn.add_row(nodes[0])
-        return drawn, numbers_from + max(11, cell_len(bonus_note))
+        return drawn, drawn_width
 
     def _odds(self, row: int) -> str:
         """The draft's probability of the step to this row, and of the whole path; nothing for the root."""
@@ -291,9 +304,8 @@ def _check(trace: Trace, round_: Round, tree: TreeRequest) -> None:
 
 def escaped(text: str, glyphs: Glyphs) -> str:
     """Text on one line, every character of it visible."""
-    visible = ascii(text) if glyphs is ASCII else repr(text)
-    visible = visible[1:-1].replace("\\'", "'")
-    return visible.replace(" ", glyphs.space)
+    show = ascii if glyphs is ASCII else repr
+    return "".join(show(character)[1:-1] for character in text).replace(" ", glyphs.space)
 
 
 def shortened(text: str, width: int, glyphs: Glyphs, keep_end: bool = False) -> str:

@@ -33,7 +33,7 @@ def print_text(console: Console, prompt: str, blocks: Sequence[str]) -> None:
 
 def printable(text: str) -> str:
     """What a model makes up must not steer the terminal."""
-    return "".join(c if (c >= " " and c != "\x7f") or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def most_telling(views: Sequence[Sequence[RoundView]]) -> RoundView:

@@ -27,7 +27,7 @@ def show(
     trace = Trace.load(file)
     console = Console(highlight=False)
     if not trace.rounds:
-        console.print(f"{file} holds no round: the prefill's token was all that was asked for")
+        typer.echo(f"{file} holds no round: the prefill's token was all that was asked for")
         return
     if request is not None and not 0 <= request < len(trace.outputs):
         raise TraceError(f"{file} has no request {request}, its last is {len(trace.outputs) - 1}")

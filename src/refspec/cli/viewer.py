@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 from rich.console import Console
@@ -80,24 +80,17 @@ def _step_through(screen: _Screen, views: Sequence[Sequence[RoundView]]) -> None
 class _Screen:
     """The whole terminal and its keys, for as long as the block lasts; then everything is as it was.
 
-    That holds for every way out: a signal that ends the process is made an exception, and Ctrl-Z gives the terminal
-    back until the process goes on.
+    Ctrl-Z too gives the terminal back, until the process goes on.
     """
 
     def __init__(self, console: Console) -> None:
         self.console, self.keyboard = console, sys.stdin.fileno()
         self.settings = termios.tcgetattr(self.keyboard)
-        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
-            signal.SIGTERM: _end,
-            signal.SIGHUP: _end,
-            signal.SIGTSTP: self._suspend,
-        }
-        self.handlers = {number: handler for number, handler in handlers.items() if _is_default(number)}
+        self.before = signal.getsignal(signal.SIGTSTP)
         self.shown: tuple[RoundView, int, str] | None = None
 
     def __enter__(self) -> _Screen:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTSTP, self._suspend)
         try:
             self._take()
         except BaseException:
@@ -107,8 +100,7 @@ class _Screen:
 
     def __exit__(self, *_: object) -> None:
         self._give_back()
-        for number in self.handlers:
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGTSTP, self.before)
 
     @property
     def room(self) -> int:
@@ -181,12 +173,3 @@ class _Screen:
         self._take()
         if self.shown:
             self.show(*self.shown)
-
-
-def _is_default(number: int) -> bool:
-    """Not so where somebody has asked for the signal to be ignored (nohup), or handles it."""
-    return signal.getsignal(number) is signal.SIG_DFL
-
-
-def _end(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)

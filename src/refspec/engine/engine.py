@@ -246,7 +246,8 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used here ({reason}); `refspec doctor` says what can") from None
     return resolved
 
 

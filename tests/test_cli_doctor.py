@@ -1,0 +1,140 @@
+"""`refspec doctor` on machines where something is missing or broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import llama_config, random_head, random_llama, saved_head, saved_target
+
+import refspec
+from refspec import doctor
+from refspec.models import checkpoint
+
+SOURCE = str(Path(refspec.__file__).parents[1])
+
+
+def ask(*args: str, fakes: Path | None = None, **changed: str) -> subprocess.CompletedProcess[str]:
+    """Run doctor with the modules in the folder `fakes` before all others."""
+    path = os.pathsep.join(filter(None, [fakes and str(fakes), SOURCE]))
+    return subprocess.run(
+        [sys.executable, "-m", "refspec", "doctor", *args],
+        env={**os.environ, "PYTHONPATH": path, **changed},
+        capture_output=True,
+        text=True,
+    )
+
+
+def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    found = {check["name"]: check for check in report["checks"]}
+    assert report["ok"] == all(check["ok"] for check in found.values() if check["required"])
+    assert done.returncode == (0 if report["ok"] else 1)
+    for check in found.values():
+        assert check["needed_for"]
+        assert check["ok"] or check["remedy"] or check["name"] == "GPU"
+    return found
+
+
+def test_this_machine() -> None:
+    found = checks(ask("--json"))
+    assert torch.__version__ in found["torch"]["found"]
+    assert found["torch"]["required"]
+    assert found["GPU"]["ok"] == torch.cuda.is_available()
+    assert "not part of this version" in found["SGLang oracle"]["found"]
+    shown = ask()
+    for name, check in found.items():
+        assert name in shown.stdout
+        assert check["ok"] or check["needed_for"] in " ".join(shown.stdout.split())
+
+
+BROKEN = {
+    "raise ImportError('libtorch.so: cannot open')": "does not load: ImportError: libtorch.so: cannot open",
+    "import os; os.kill(os.getpid(), 11)": "Python was ended by SIGSEGV while it was loaded",
+    "import os; os._exit(3)": "Python ended with status 3 while it was loaded",
+    "print('{not json'); raise SystemExit": "does not load: SystemExit",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_torch(code: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(code)
+    found = checks(ask("--json", fakes=tmp_path))
+    assert not found["torch"]["ok"]
+    assert BROKEN[code] in found["torch"]["found"]
+    assert not found["weights tiny"]["ok"]
+    assert ask(fakes=tmp_path).stdout.endswith("to be mended first: torch\n")
+
+
+def test_no_torch_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe() -> dict[str, Any]:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(doctor, "PROBES", {"torch": probe})
+    answers: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda line, **_: answers.append(line))
+    doctor.answer()
+    assert json.loads(answers[0])["answer"] == {"error": "not installed (no module torch)"}
+
+
+def test_ascii_and_no_home(tmp_path: Path) -> None:
+    shown = ask(PYTHONIOENCODING="ascii", HOME=str(tmp_path / "none"), XDG_CACHE_HOME="")
+    assert shown.stdout.isascii()
+    assert "Traceback" not in shown.stderr
+    assert "\n+  torch" in shown.stdout
+
+
+def test_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SHIPPED_FOLDER", tmp_path)
+    target = random_llama(llama_config(vocab_size=256), dtype=torch.float32)
+    saved_target(tmp_path / "target", target)
+    saved_head(tmp_path / "eagle", random_head(target))
+
+    tiny, eagle, standalone = doctor._check_weights(doctor._probe_weights())
+    assert (tiny.name, tiny.ok, eagle.ok) == ("weights tiny", True, True)
+    assert f"{sum(p.numel() for p in target.parameters()) / 1e6:.2f}M parameters" in tiny.found
+    assert not standalone.ok
+    assert not standalone.required
+
+    file = tmp_path / "target" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    (tmp_path / "eagle" / "config.json").write_text("{}")
+    tiny, eagle, _ = doctor._check_weights(doctor._probe_weights())
+    assert not tiny.ok
+    assert not eagle.ok
+    assert "config.json" in eagle.found
+    file.unlink()
+    assert not doctor._check_weights(doctor._probe_weights())[0].ok
+    (tmp_path / "target" / "tokenizer.json").unlink()
+    assert "no tokenizer.json" in doctor._check_weights(doctor._probe_weights())[0].found
+
+
+@pytest.mark.parametrize(("cuda", "words"), [(None, "a torch built for CUDA"), ("13.0", "nvidia-smi")])
+def test_a_gpu_that_torch_cannot_use(cuda: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
+    check = doctor._check_gpu({"devices": []}, {"cuda": cuda})
+    assert not check.ok
+    assert words in str(check.remedy)
+
+
+def test_a_gpu() -> None:
+    check = doctor._check_gpu({"devices": ["H200, 139 GB, compute 9.0"]}, {"cuda": "13.0"})
+    assert check.ok
+    assert "139 GB" in check.found
+
+
+def test_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert doctor._check_triton({"version": "3.7.1"}).found == "3.7.1; interpreter mode (TRITON_INTERPRET) is on"
+    missing = {"error": "not installed (no module triton)"}
+    monkeypatch.setattr("sys.platform", "linux")
+    assert doctor._check_triton(missing).remedy == "pip install triton"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "Linux only" in doctor._check_triton(missing).found
