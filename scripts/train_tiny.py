@@ -143,6 +143,12 @@ def hidden_of(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     return model(ids.flatten(), positions_of(ids), causal_attention(ids.shape[0]))
 
 
+def language_loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    """Mean cross-entropy of each token after those before it, in nats. ids i64 (batch, length + 1)."""
+    logits = model.logits(hidden_of(model, ids[:, :-1]))
+    return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
+
+
 class UnrolledAttention:
     """Attention of an EAGLE head's row at unroll step j, as the draft loop will see it.
 
@@ -219,14 +225,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return x.transpose(1, 2) if tall else x
 
 
-def optimisers_for(model: nn.Module) -> list[torch.optim.Optimizer]:
+def optimisers_for(model: nn.Module, lr_scale: float = 1.0) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside, AdamW for embeddings, output head and norms."""
     inner, outer = [], []
     for name, p in model.named_parameters():
         (inner if p.ndim == 2 and not name.startswith(("embed", "lm_head")) else outer).append(p)
-    both: list[torch.optim.Optimizer] = [Muon(inner, lr=0.02)]
+    both: list[torch.optim.Optimizer] = [Muon(inner, lr=0.02 * lr_scale)]
     if outer:
-        both.append(torch.optim.AdamW(outer, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0))
+        both.append(torch.optim.AdamW(outer, lr=2e-3 * lr_scale, betas=(0.9, 0.95), weight_decay=0.0))
     return both
 
 
@@ -240,11 +246,11 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 def train(
     name: str, model: nn.Module, loss_at: Callable[[int], Tensor], held_out: Callable[[int], dict[str, float]],
-    steps: int, work: Path, save_every: int = 100, lr_scale: float = 1.0,
+    steps: int, work: Path, save_every: int = 100, optimisers: list[torch.optim.Optimizer] | None = None,
 ) -> None:  # fmt: skip
     """Take `steps` steps, or what is left of them. Losses go to NAME.csv and NAME.png in the work folder."""
-    optimisers = optimisers_for(model)
-    base = [lr_scale * group["lr"] for optimiser in optimisers for group in optimiser.param_groups]
+    optimisers = optimisers or optimisers_for(model)
+    base = [group["lr"] for optimiser in optimisers for group in optimiser.param_groups]
     file, first = work / f"{name}.pt", 0
     rows: list[dict[str, float]] = []
     if file.is_file():
@@ -344,8 +350,7 @@ def language_model_stage(name: str, config: LlamaConfig, steps: int, work: Path,
 
     def loss_on(ids: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model.logits(hidden_of(model, ids[:, :-1]))
-        return F.cross_entropy(logits.float(), ids[:, 1:].flatten())
+            return language_loss(model, ids)
 
     def held_out(step: int) -> dict[str, float]:
         with torch.no_grad():
@@ -372,30 +377,31 @@ def repeats(ids: np.ndarray, start: int, length: int = 8) -> np.ndarray:
     return flags
 
 
-def unlikelihood_loss(model: LlamaForCausalLM, ids: Tensor, repeated: Tensor) -> Tensor:
-    """-log(1 - p) of the tokens that continue a loop. ids i64, repeated bool (batch, length).
+def unlikelihood_loss(ids: Tensor, repeated: Tensor, logits: Tensor) -> Tensor:
+    """-log(1 - p) of the tokens that continue a loop. ids i64, repeated bool (batch, length); logits of every id.
 
     Source: Neural text generation with unlikelihood training (Welleck et al. 2020, section 5.2, sequence level).
     """
-    logits = model.logits(hidden_of(model, ids[:, :-1])).float()
-    p = logits.softmax(-1).gather(1, ids[:, 1:].flatten()[:, None])[:, 0]
-    chosen = repeated[:, 1:].flatten()
+    before = logits.float().unflatten(0, (ids.shape[0], -1))[:, :-1]
+    p = before.softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
+    chosen = repeated[:, 1:]
     return -(torch.log1p(-p.clamp(max=0.999)) * chosen).sum() / chosen.sum().clamp(min=1)
 
 
-def eagle_loss(head: EagleHead, target: LlamaForCausalLM, ids: Tensor, unroll: int) -> tuple[Tensor, list[float]]:
+def eagle_loss(
+    head: EagleHead, ids: Tensor, states: Tensor, logits: Tensor, unroll: int = 5
+) -> tuple[Tensor, list[float]]:
     """Smooth L1 to the target's hidden states and cross-entropy to its distribution, at `unroll` draft levels.
+
+    ids i64 (batch, length); states (batch * length, H) and logits (batch * length, V): the target's at each of them.
 
     Row t holds token t, t >= 1, beside the hidden state of token t - 1: the target's at level 0, after that the
     head's own guess of the level before. Also returns how often each level's best token is the target's.
     Source: EAGLE (Li et al. 2024, section 4.2); the unrolling: HASS and EAGLE-3, see UnrolledAttention.
     """
     batch, length = ids.shape[0], ids.shape[1] - 1
-    with torch.no_grad():
-        states = hidden_of(target, ids)
-        logits = target.logits(states).float()
     states = states.float().unflatten(0, (batch, -1))
-    goal, goal_probs = states[:, 1:], logits.unflatten(0, (batch, -1))[:, 1:].softmax(-1)
+    goal, goal_probs = states[:, 1:], logits.float().unflatten(0, (batch, -1))[:, 1:].softmax(-1)
     fed, tokens = states[:, :-1], ids[:, 1:]
     positions = torch.arange(length).repeat(batch)
     attend = UnrolledAttention(batch)
@@ -413,6 +419,28 @@ def eagle_loss(head: EagleHead, target: LlamaForCausalLM, ids: Tensor, unroll: i
     return total, agreement
 
 
+class LoudEmbedding(nn.Module):
+    """The target's embedding, as loud as its hidden states (which here are 19 times louder).
+
+    A head that is fed both cannot hear the token otherwise, and its first thousand steps go into turning it up. The
+    factor is folded into `fc` when the head is published.
+    """
+
+    def __init__(self, target: LlamaForCausalLM, states: Tensor) -> None:
+        super().__init__()
+        self.weight = target.embed_tokens.weight
+        self.factor = (states.square().mean() / self.weight.square().mean()).sqrt().item()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight) * self.factor
+
+
+def loud_embedding(target: LlamaForCausalLM, work: Path) -> LoudEmbedding:
+    with torch.no_grad():
+        ids = batch_at(np.load(work / "train.npy"), 0, SEED, 256, 8)
+        return LoudEmbedding(target, hidden_of(target, ids))
+
+
 def load_trained(name: str, config: LlamaConfig, work: Path) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     model.load_state_dict(torch.load(work / f"{name}.pt", weights_only=True)["model"])
@@ -426,44 +454,49 @@ def target(steps: int = 1900, work: WorkFolder = Path("build/train_tiny")) -> No
     language_model_stage("target", TARGET, steps, work, ["train"])
 
 
+class OwnText:
+    """What a model writes greedily after pieces of the training text, 128 texts at a time, with its loops marked."""
+
+    def __init__(self, model: LlamaForCausalLM, tokens: np.ndarray) -> None:
+        self.engine, self.tokens = Engine(model, kv_slots=128 * 260, max_running=128), tokens
+        self.block, self.texts, self.repeated = -1, torch.empty(0), torch.empty(0)
+
+    def batch_at(self, batch: int) -> tuple[Tensor, Tensor]:
+        """ids i64 and marks bool, both (8, 256). Every 16 batches the model, as it is by then, writes anew."""
+        if batch // 16 != self.block:
+            self.block = batch // 16
+            starts = np.random.default_rng([SEED, 2, self.block]).integers(0, len(self.tokens) - 64, 128)
+            prompts = [self.tokens[s : s + 64].tolist() for s in starts]
+            outputs = self.engine.generate(prompts, SamplingParams(max_new_tokens=192, ignore_eos=True))
+            texts = np.array([p + o.token_ids for p, o in zip(prompts, outputs, strict=True)])
+            self.texts = torch.from_numpy(texts)
+            self.repeated = torch.from_numpy(np.stack([repeats(text, 64) for text in texts]))
+        rows = slice(batch % 16 * 8, batch % 16 * 8 + 8)
+        return self.texts[rows], self.repeated[rows]
+
+    def repeated_share(self) -> float:
+        return self.repeated[:, 64:].float().mean().item()
+
+
 @app.command()
 def unloop(steps: int = 192, work: WorkFolder = Path("build/train_tiny")) -> None:
     """Teach the target not to repeat itself: half source text, half its own greedy text with the loops punished."""
     tokens, unseen = np.load(work / "train.npy"), np.load(work / "held_out.npy")
     model = load_trained("target", TARGET, work).requires_grad_(True)
-    own: dict[int, tuple[Tensor, Tensor]] = {}  # the text of each block of 16 steps, written by the model before it
-
-    def own_text(block: int) -> tuple[Tensor, Tensor]:
-        if block not in own:
-            own.clear()
-            rng = np.random.default_rng([SEED, 2, block])
-            prompts = [tokens[s : s + 64].tolist() for s in rng.integers(0, len(tokens) - 64, 128)]
-            outputs = engine.generate(prompts, SamplingParams(max_new_tokens=192, ignore_eos=True))
-            texts = np.array([p + o.token_ids for p, o in zip(prompts, outputs, strict=True)])
-            flags = np.stack([repeats(text, 64) for text in texts])
-            own[block] = torch.from_numpy(texts), torch.from_numpy(flags)
-        return own[block]
-
-    engine = Engine(model, kv_slots=128 * 260, max_running=128)
+    own = OwnText(model, tokens)
 
     def loss_at(step: int) -> Tensor:
-        texts, flags = own_text(step // 16)
-        rows = slice(step % 16 * 8, step % 16 * 8 + 8)
         source = batch_at(tokens, step, SEED + 3, 256, 8)
+        ids, repeated = own.batch_at(step)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model.logits(hidden_of(model, source[:, :-1]))
-            return F.cross_entropy(logits.float(), source[:, 1:].flatten()) + unlikelihood_loss(
-                model, texts[rows], flags[rows]
-            )
+            return language_loss(model, source) + unlikelihood_loss(ids, repeated, model.logits(hidden_of(model, ids)))
 
     def held_out(step: int) -> dict[str, float]:
-        _, flags = own_text(step // 16)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            ids = batch_at(unseen, 0, SEED + 1, 512, 8)
-            loss = F.cross_entropy(model.logits(hidden_of(model, ids[:, :-1])).float(), ids[:, 1:].flatten()).item()
-        return {"held_out_loss": loss, "repeated_share": flags[:, 64:].float().mean().item()}
+            loss = language_loss(model, batch_at(unseen, 0, SEED + 1, 512, 8)).item()
+        return {"held_out_loss": loss, "repeated_share": own.repeated_share()}
 
-    train("unlooped", model, loss_at, held_out, steps, work, save_every=16, lr_scale=0.1)
+    train("unlooped", model, loss_at, held_out, steps, work, 16, optimisers_for(model, lr_scale=0.1))
 
 
 @app.command()
@@ -500,6 +533,7 @@ def eagle(steps: int = 2500, unroll: int = 5, work: WorkFolder = Path("build/tra
     unseen, model = np.load(work / "held_out.npy"), load_trained("unlooped", TARGET, work)
     torch.manual_seed(SEED)
     head = EagleHead(EAGLE, model)
+    head.shared = (loud_embedding(model, work), model.lm_head)
     with torch.no_grad():
         # At first the head repeats the hidden state that it is fed.
         head.fc.weight.copy_(torch.cat([torch.zeros(192, 192), torch.eye(192)], dim=1))
@@ -511,18 +545,67 @@ def eagle(steps: int = 2500, unroll: int = 5, work: WorkFolder = Path("build/tra
 
     def loss_on(ids: Tensor) -> tuple[Tensor, list[float]]:
         with torch.autocast("cpu", torch.bfloat16):
-            return eagle_loss(head, model, ids, unroll)
-
-    def held_out(step: int) -> dict[str, float]:
-        with torch.no_grad():
-            results = [loss_on(batch_at(unseen, i, SEED + 1, 256, 8)) for i in range(4)]
-        agreements = {f"agreement_{level + 1}": sum(r[1][level] for r in results) / 4 for level in range(unroll)}
-        return {"held_out_loss": sum(r[0].item() for r in results) / 4, **agreements}
+            with torch.no_grad():
+                states = hidden_of(model, ids)
+                logits = model.logits(states)
+            return eagle_loss(head, ids, states, logits)
 
     def loss_at(step: int) -> Tensor:
         return loss_on(batch_at(corpora[step % 2], step, SEED, 256, 8))[0]
 
+    def held_out(step: int) -> dict[str, float]:
+        with torch.no_grad():
+            return mean_agreement([loss_on(batch_at(unseen, i, SEED + 1, 256, 8)) for i in range(4)])
+
     train("eagle", head, loss_at, held_out, steps, work)
+
+
+def mean_agreement(results: list[tuple[Tensor, list[float]]]) -> dict[str, float]:
+    levels = zip(*(agreement for _, agreement in results), strict=True)
+    means = {f"agreement_{level + 1}": sum(values) / len(values) for level, values in enumerate(levels)}
+    return {"held_out_loss": sum(loss.item() for loss, _ in results) / len(results), **means}
+
+
+@app.command()
+def joint(steps: int = 400, eagle_weight: float = 0.2, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """Target and head together, so that what the target says is also easier to foresee.
+
+    The head's loss reaches the target through its hidden states and its distribution; cross-entropy on source text
+    and the punishment of loops keep the target a language model meanwhile.
+    Source: Medusa (Cai et al. 2024, section 2.2.2, training heads and backbone together).
+    """
+    tokens, unseen = np.load(work / "train.npy"), np.load(work / "held_out.npy")
+    model = load_trained("unlooped", TARGET, work).requires_grad_(True)
+    head = EagleHead(EAGLE, model)
+    head.load_state_dict(torch.load(work / "eagle.pt", weights_only=True)["model"])
+    head.shared = (loud_embedding(load_trained("unlooped", TARGET, work), work), model.lm_head)
+    head.shared[0].weight = model.embed_tokens.weight
+    both, own = nn.ModuleDict({"target": model, "head": head}), OwnText(model, tokens)
+
+    def losses_at(step: int, ids: Tensor) -> tuple[Tensor, Tensor, list[float]]:
+        with torch.autocast("cpu", torch.bfloat16):
+            states = hidden_of(model, ids)
+            logits = model.logits(states)
+            return logits, *eagle_loss(head, ids, states, logits)
+
+    def loss_at(step: int) -> Tensor:
+        if step % 2:
+            ids, repeated = own.batch_at(step // 2)
+            logits, foresight, _ = losses_at(step, ids)
+            return unlikelihood_loss(ids, repeated, logits) + eagle_weight * foresight
+        ids = batch_at(tokens, step, SEED + 5, 256, 8)
+        logits, foresight, _ = losses_at(step, ids)
+        before = logits.float().unflatten(0, (8, -1))[:, :-1].flatten(0, 1)
+        return F.cross_entropy(before, ids[:, 1:].flatten()) + eagle_weight * foresight
+
+    def held_out(step: int) -> dict[str, float]:
+        with torch.no_grad():
+            results = [losses_at(step, batch_at(unseen, i, SEED + 1, 256, 8))[1:] for i in range(2)]
+            language = language_loss(model, batch_at(unseen, 0, SEED + 1, 512, 8)).item()
+        return {**mean_agreement(results), "language_loss": language, "repeated_share": own.repeated_share()}
+
+    optimisers = [*optimisers_for(model, lr_scale=0.1), *optimisers_for(head, lr_scale=0.5)]
+    train("joint", both, loss_at, held_out, steps, work, 40, optimisers)
 
 
 # --- measure and publish --------------------------------------------------------------------------------------
@@ -564,6 +647,7 @@ def publish(work: WorkFolder = Path("build/train_tiny"), out: Path = SHIPPED_FOL
     target_model = load_trained("unlooped", TARGET, work)
     head = EagleHead(EAGLE, target_model)
     head.load_state_dict(torch.load(work / "eagle.pt", weights_only=True)["model"])
+    head.fc.weight.data[:, : EAGLE.hidden_size] *= loud_embedding(target_model, work).factor
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     save_checkpoint(target_model, out / "target", TARGET_ARCHITECTURE, ends)
     save_checkpoint(head, out / "eagle", EAGLE_ARCHITECTURE, ends)
