@@ -567,7 +567,12 @@ def mean_agreement(results: list[tuple[Tensor, list[float]]]) -> dict[str, float
 
 
 @app.command()
-def joint(steps: int = 400, eagle_weight: float = 0.2, work: WorkFolder = Path("build/train_tiny")) -> None:
+def joint(
+    steps: int = 380,
+    eagle_weight: float = 0.1,
+    loop_weight: float = 4.0,
+    work: WorkFolder = Path("build/train_tiny"),
+) -> None:
     """Target and head together, so that what the target says is also easier to foresee.
 
     The head's loss reaches the target through its hidden states and its distribution; cross-entropy on source text
@@ -592,7 +597,7 @@ def joint(steps: int = 400, eagle_weight: float = 0.2, work: WorkFolder = Path("
         if step % 2:
             ids, repeated = own.batch_at(step // 2)
             logits, foresight, _ = losses_at(step, ids)
-            return unlikelihood_loss(ids, repeated, logits) + eagle_weight * foresight
+            return loop_weight * unlikelihood_loss(ids, repeated, logits) + eagle_weight * foresight
         ids = batch_at(tokens, step, SEED + 5, 256, 8)
         logits, foresight, _ = losses_at(step, ids)
         before = logits.float().unflatten(0, (8, -1))[:, :-1].flatten(0, 1)
@@ -640,14 +645,24 @@ def measure(target_folder: Path, draft_folder: Path, prompts: list[list[int]]) -
     return {"ratios": ratios, "calm": len(calm), "accept_lengths": lengths}
 
 
+def load_joint(work: Path) -> tuple[LlamaForCausalLM, EagleHead]:
+    """Target and head as they came out of `joint`, the embedding's factor folded into the head."""
+    state = torch.load(work / "joint.pt", weights_only=True)["model"]
+    target_model = LlamaForCausalLM(TARGET)
+    head = EagleHead(EAGLE, target_model)
+    for part, name in ((target_model, "target."), (head, "head.")):
+        part.load_state_dict({k.removeprefix(name): v for k, v in state.items() if k.startswith(name)})
+        part.requires_grad_(False).eval()
+    # The factor that the head was trained with is that of the target before the joint stage.
+    head.fc.weight[:, : EAGLE.hidden_size] *= loud_embedding(load_trained("unlooped", TARGET, work), work).factor
+    return target_model, head
+
+
 @app.command()
 def publish(work: WorkFolder = Path("build/train_tiny"), out: Path = SHIPPED_FOLDER) -> None:
     """Write the shipped folders and their card, with figures measured on what was written."""
     tokenizer = prepare(work)
-    target_model = load_trained("unlooped", TARGET, work)
-    head = EagleHead(EAGLE, target_model)
-    head.load_state_dict(torch.load(work / "eagle.pt", weights_only=True)["model"])
-    head.fc.weight.data[:, : EAGLE.hidden_size] *= loud_embedding(target_model, work).factor
+    target_model, head = load_joint(work)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     save_checkpoint(target_model, out / "target", TARGET_ARCHITECTURE, ends)
     save_checkpoint(head, out / "eagle", EAGLE_ARCHITECTURE, ends)

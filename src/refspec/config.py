@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 ALGORITHMS = ("eagle",)
@@ -32,8 +33,8 @@ class SpecConfig:
         if self.algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm is {self.algorithm!r}, it must be one of: {', '.join(ALGORITHMS)}")
         for name in ("topk", "num_steps"):
-            _require_int(name, getattr(self, name), at_least=1)
-        _require_int("num_draft_tokens", self.num_draft_tokens, at_least=2)
+            require_int(name, getattr(self, name), at_least=1)
+        require_int("num_draft_tokens", self.num_draft_tokens, at_least=2)
         if self.num_draft_tokens > self.num_candidates + 1:
             raise ValueError(
                 f"num_draft_tokens is {self.num_draft_tokens}, but topk={self.topk} and num_steps={self.num_steps} "
@@ -70,13 +71,16 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _require_int("max_new_tokens", self.max_new_tokens, at_least=1)
+        require_int("max_new_tokens", self.max_new_tokens, at_least=1)
+        if not isinstance(self.stop_token_ids, Iterable):
+            raise ValueError(f"stop_token_ids must be a list of ids, got {self.stop_token_ids!r}")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
-            _require_int("stop_token_ids", token, at_least=0)
+            require_int("stop_token_ids", token, at_least=0)
 
 
-def _require_int(name: str, value: object, at_least: int) -> None:
+def require_int(name: str, value: object, at_least: int) -> None:
+    """Raises ValueError, naming the field, unless value is a whole number of at least `at_least`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value < at_least:

@@ -70,6 +70,12 @@ class Output(_Event):
     accept_lens: list[int]
 
 
+class _Version(BaseModel):
+    """Looked at first: another version's fields mean nothing here."""
+
+    schema_version: int = SCHEMA_VERSION
+
+
 class Trace(_Event):
     """One run of the engine."""
 
@@ -90,11 +96,11 @@ class Trace(_Event):
         except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"cannot read the trace {file}: {error}") from None
         try:
-            trace = Trace.model_validate_json(text)
+            version = _Version.model_validate_json(text).schema_version
+            if version != SCHEMA_VERSION:
+                raise TraceError(f"{file} has trace version {version}, this refspec reads {SCHEMA_VERSION}")
+            return Trace.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the document"
             raise TraceError(f"{file} is no trace of this version ({where}: {first['msg']})") from None
-        if trace.schema_version != SCHEMA_VERSION:
-            raise TraceError(f"{file} has trace version {trace.schema_version}, this refspec reads {SCHEMA_VERSION}")
-        return trace

@@ -61,6 +61,8 @@ class Contestant:
 
 
 class Runner(Protocol):
+    """One way to decode one prompt."""
+
     def __call__(self, prompt_ids: list[int], max_new_tokens: int) -> tuple[list[int], list[int]]:
         """(token ids, tokens of each round) of a greedy output that runs through the end of text."""
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from refspec.contracts import ForwardBatch
 from refspec.engine.engine import Engine
+from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner
-from refspec.spec.extend import causal_mask
 
 # Two logits this far apart may still change places: a few times the largest difference seen between one-row and
 # many-row products of the shipped target (4e-5 in float32; the half types keep 8 and 11 bits of logits about 16).
@@ -66,18 +65,6 @@ def _next_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     device = engine.device
     runner = ModelRunner(engine.target_model, len(ids), device, Counter(), engine.vocab_size)
     slots = torch.arange(1, len(ids) + 1, device=device)
-    out = runner.forward(
-        ForwardBatch(
-            input_ids=torch.tensor(ids, device=device),
-            positions=slots - 1,
-            out_slots=slots,
-            q_lens=[len(ids)],
-            prefix_slots=slots[None, :0],
-            prefix_lens=[0],
-            tail_slots=slots[None],
-            tail_mask=causal_mask([len(ids)], device),
-        ),
-        phase="compare",
-        logits_rows=slots[-1:] - 1,
-    )
+    input_ids = torch.tensor(ids, device=device)
+    out = runner.forward(causal_batch(input_ids, slots, [len(ids)], slots[None, :0], [0]), "compare", slots[-1:] - 1)
     return out.logits[0]

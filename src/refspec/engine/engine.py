@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from refspec.config import SamplingParams, SpecConfig
+from refspec.config import SamplingParams, SpecConfig, require_int
 from refspec.engine.scheduler import Scheduler
 from refspec.kernels.launches import check_backend
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
+from refspec.models.eagle import EagleHead
 from refspec.models.llama import LlamaForCausalLM
 from refspec.requests.request import Request
 from refspec.runtime.runner import ModelRunner, ServedModel
@@ -26,6 +29,9 @@ from refspec.workers.plain import PlainWorker
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The shipped draft that belongs to a shipped target.
 SHIPPED_DRAFTS = {"tiny": "tiny-eagle"}
+
+# A stream's request in the traces of others' rounds, which count their own prompts from 0.
+STREAM_INDEX = -1
 
 Prompt = str | Sequence[int]
 
@@ -56,7 +62,7 @@ class Engine:
         model object. draft may be left out where a shipped draft belongs to the target.
     spec: how to speculate; None decodes plainly, one token for each target forward.
     device: "cpu", "cuda", ...; None takes a GPU where there is one. dtype: "float32" (the default), "float64",
-        "bfloat16", "float16", or a torch.dtype; a model object keeps its own.
+        "bfloat16", "float16", or a torch.dtype. A model object keeps its own of both.
     backend: who runs the operations of refspec.kernels: "auto" or "torch", which in this version are the same.
     kv_slots: tokens that the KV pool holds. max_running: requests that run at one time; others wait.
 
@@ -74,21 +80,20 @@ class Engine:
         kv_slots: int = 8192,
         max_running: int = 32,
     ) -> None:
-        for name, value in (("kv_slots", kv_slots), ("max_running", max_running)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_int("kv_slots", kv_slots, at_least=1)
+        require_int("max_running", max_running, at_least=1)
         check_backend(backend)
         self.spec = spec
-        self.device = resolve_device(device)
-        self.dtype = resolve_dtype(dtype)
-        self.stats = Stats()
+        self.device = _device_of(target, device)
         self.tokenizer: Tokenizer | None = None
-        self.target_model = self._load_target(target)
+        self.target_model = self._load_target(target, resolve_dtype(dtype))
+        self.dtype = self.target_model.kv_layout.dtype
+        self.stats = Stats()
         target_config = self.target_model.config
         # Rows of the output head beyond the tokenizer's ids are padding, whatever their logits say.
         vocab_size = target_config.vocab_size
         if self.tokenizer is not None:
-            vocab_size = min(vocab_size, self.tokenizer.get_vocab_size())
+            vocab_size = min(vocab_size, 1 + max(self.tokenizer.get_vocab().values()))
         self.vocab_size, self.max_context = vocab_size, target_config.max_position_embeddings
 
         self.allocator = SlotAllocator(kv_slots, self.device)
@@ -122,6 +127,8 @@ class Engine:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts is a single string: give a list of prompts")
+        if any(isinstance(prompt, int) for prompt in prompts):
+            raise ValueError("prompts is a single list of ids: give a list of prompts")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
@@ -140,8 +147,11 @@ class Engine:
         return [self._generation(request) for request in requests]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamBlock]:
-        """Decode one prompt, block by block. The prompt is checked at once; closing the iterator ends the request."""
-        request = self._request(0, prompt, params or SamplingParams())
+        """Decode one prompt, block by block. The prompt is checked at once; closing the iterator ends the request.
+
+        Other streams and `generate` may run in between. Raises RuntimeError if a failure of theirs ended this one.
+        """
+        request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
         return self._stream(request)
 
     def check(self) -> None:
@@ -155,7 +165,7 @@ class Engine:
                 raise ValueError("this target has no tokenizer: give prompts as lists of token ids")
             ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         else:
-            ids = list(prompt)
+            ids = [token if isinstance(token, str) else operator.index(token) for token in prompt]
         if not ids:
             raise ValueError("the prompt is empty: give at least one token")
         for token in ids:
@@ -209,17 +219,22 @@ class Engine:
                 text = self.decode(request.output_ids)
                 if request.finish_reason is None:
                     text = text.rstrip("\ufffd")
-                yield StreamBlock(request.output_ids[sent_tokens:], text[len(sent_text) :], request.finish_reason)
+                block = StreamBlock(request.output_ids[sent_tokens:], text[len(sent_text) :], request.finish_reason)
+                # Before the yield: while this stream rests, others may take steps in which its request goes on.
                 sent_tokens, sent_text = len(request.output_ids), text
+                yield block
+            if request.finish_reason == "abort":
+                raise RuntimeError("this request was aborted, since a step of the engine failed")
         finally:
-            self.scheduler.abort(request)
+            if not sys.is_finalizing():  # then torch is gone, and the pool with it
+                self.scheduler.abort(request)
 
-    def _load_target(self, target: str | Path | ServedModel) -> ServedModel:
+    def _load_target(self, target: str | Path | ServedModel, dtype: torch.dtype) -> ServedModel:
         if not isinstance(target, str | Path):
             return _finite(target, "target")
         folder = find_checkpoint(target)
         self.tokenizer = load_tokenizer(folder)
-        return load_target(folder, self.dtype, self.device)
+        return load_target(folder, dtype, self.device)
 
     def _load_draft(self, target: str | Path | ServedModel, draft: str | Path | ServedModel | None) -> ServedModel:
         if draft is None:
@@ -230,9 +245,16 @@ class Engine:
             if not isinstance(self.target_model, LlamaForCausalLM):
                 raise ValueError("an EAGLE head shares its target's embedding: the target must be a LLaMA-style model")
             return load_eagle(find_checkpoint(draft), self.target_model, self.dtype, self.device)
-        theirs, ours = draft.config.vocab_size, self.target_model.config.vocab_size
-        if theirs != ours:
-            raise ValueError(f"the draft's vocabulary has {theirs} ids, the target's {ours}: they must be equal")
+        target_model = self.target_model
+        for name, theirs, ours in (
+            ("vocab_size", draft.config.vocab_size, target_model.config.vocab_size),
+            ("hidden_size", draft.config.hidden_size, target_model.config.hidden_size),
+            ("dtype", draft.kv_layout.dtype, target_model.kv_layout.dtype),
+        ):
+            if theirs != ours:
+                raise ValueError(f"the draft's {name} is {theirs}, the target's {ours}: they must be equal")
+        if isinstance(draft, EagleHead) and draft.shared[0] is not getattr(target_model, "embed_tokens", None):
+            raise ValueError("this EAGLE head was made for another target: a head shares its own target's embedding")
         if isinstance(draft, LlamaForCausalLM):
             raise ValueError("the draft is a whole language model: algorithm eagle takes an EAGLE head")
         return _finite(draft, "draft")
@@ -258,6 +280,16 @@ def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     if resolved is None:
         raise ValueError(f"dtype is {dtype!r}, it must be one of: {', '.join(DTYPES)}")
     return resolved
+
+
+def _device_of(target: str | Path | ServedModel, device: str | torch.device | None) -> torch.device:
+    """Where to run: a target object's own device, else the one asked for. Raises ValueError if both differ."""
+    if not isinstance(target, nn.Module):
+        return resolve_device(device)
+    own = next(target.parameters()).device
+    if device is not None and resolve_device(device).type != own.type:
+        raise ValueError(f"device is {device!r}, but the target object is on {own}: move it, or leave device out")
+    return own
 
 
 def _finite(model: ServedModel, role: str) -> ServedModel:

@@ -11,17 +11,20 @@ from collections import deque
 import torch
 
 from refspec.contracts import ForwardMode
-from refspec.memory.allocator import SlotAllocator
+from refspec.memory.allocator import IntegrityError, SlotAllocator
 from refspec.memory.req_table import ReqTable
 from refspec.requests.request import Request, RunningBatch
 from refspec.workers.base import Observer, Worker
 
 
 class Scheduler:
+    """A queue, and the batch that runs. See the module's docstring."""
+
     def __init__(self, worker: Worker, allocator: SlotAllocator, table: ReqTable, max_running: int) -> None:
         self.worker, self.allocator, self.table, self.max_running = worker, allocator, table, max_running
         self.waiting: deque[Request] = deque()
         self.running = RunningBatch.of([], table.req_to_token)
+        self.in_step = False
 
     def slots_needed(self, request: Request) -> int:
         """The most that a request can hold at one time."""
@@ -34,13 +37,24 @@ class Scheduler:
         """Prefill what can be admitted; where nothing can, one decode step of what runs.
 
         Requests that finish are released before it returns. If the step raises, the pool is as sound as before it,
-        and every request, running or waiting, is aborted.
+        and every request, running or waiting, is aborted. Raises RuntimeError when called from inside a step.
         """
+        if self.in_step:
+            raise RuntimeError("the engine is in the middle of a step: an observer may look, but not decode")
+        self.in_step = True
+        try:
+            self._step(observer)
+        finally:
+            self.in_step = False
+
+    def _step(self, observer: Observer | None) -> None:
         admitted = self._admit()
         if admitted:
             batch, mode = RunningBatch.of(admitted, self.table.req_to_token), ForwardMode.EXTEND
-        else:
+        elif self.running.requests:
             batch, mode = self.running, ForwardMode.DECODE
+        else:
+            return
         state, kv_lens = self.allocator.backup_state(), batch.prefix_lens
         try:
             going_on = self.worker.forward(batch, mode, observer)
@@ -59,17 +73,27 @@ class Scheduler:
         self.running = self.running.merge(going_on) if admitted else going_on
 
     def abort(self, request: Request) -> None:
-        """End a request that waits or runs, at any time between two steps. One that has finished is left alone."""
+        """End a request that waits or runs, at any time between two steps. One that has finished is left alone.
+
+        Raises RuntimeError for a request that is in the middle of a step.
+        """
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.running.requests:
+            if self.in_step:
+                raise RuntimeError("the request is in the middle of a step: end it when the step is over")
             self.running = self.running.keep(
                 [r for r, other in enumerate(self.running.requests) if other is not request]
             )
         self._end(request, "abort")
 
     def check(self) -> None:
-        """Every slot is free or holds a committed token of one running request. Raises IntegrityError."""
+        """Every slot is free or holds a committed token of one running request, every row of the request table is
+        free or one request's. Raises IntegrityError.
+        """
+        rows = sorted([*self.table.free_rows, *(request.row for request in self.running.requests)])
+        if rows != list(range(1, len(self.table.req_to_token))):
+            raise IntegrityError(f"rows of the request table that are free or owned: {rows}, there should be all, once")
         self.allocator.check((f"request {r.index}", self._slots_of(r)) for r in self.running.requests)
 
     def _admit(self) -> list[Request]:

@@ -58,6 +58,10 @@ class SlotAllocator:
 
     def free(self, slots: Tensor) -> None:
         """Give slots (n) back. Raises IntegrityError, and frees none, if one is not owned or comes twice."""
+        if len(slots) and not (int(slots.min()) >= 1 and int(slots.max()) <= self.size):
+            raise IntegrityError(
+                f"numbers that are no slots of this pool (1 to {self.size}) are among {slots.tolist()}"
+            )
         owned_before = self.owned.clone()
         self.owned[slots] = False
         if int((owned_before ^ self.owned).sum()) != len(slots):
@@ -82,9 +86,11 @@ class SlotAllocator:
         holder: dict[int, str] = {0: "the dummy slot"}
         for name, slots in [("the free list", self.free_slots), *owners]:
             for slot in slots.tolist():
+                if not 0 <= slot <= self.size:
+                    raise IntegrityError(f"{name} holds {slot}, which is no slot of this pool (1 to {self.size})")
                 if slot in holder:
                     raise IntegrityError(f"slot {slot} is held by {holder[slot]} and by {name}")
                 holder[slot] = name
         lost = sorted(set(range(self.size + 1)) - set(holder))
-        if lost or len(holder) != self.size + 1:
+        if lost:
             raise IntegrityError(f"{len(lost)} of {self.size} slots are held by nobody, the first: {lost[:8]}")

@@ -23,6 +23,8 @@ class ReqTable:
         return self.free_rows.pop(0)
 
     def free(self, row: int) -> None:
+        if not 1 <= row < len(self.req_to_token):
+            raise ValueError(f"row {row} of the request table belongs to no request")
         if row in self.free_rows:
             raise ValueError(f"row {row} of the request table was freed twice")
         self.free_rows.append(row)

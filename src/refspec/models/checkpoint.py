@@ -96,26 +96,33 @@ def read_config(folder: Path, architecture: str) -> LlamaConfig:
     if found != architecture:
         raise CheckpointError(f"{folder / 'config.json'}: architecture {found} where {architecture} is needed")
 
+    def whole(name: str) -> int:
+        value = raw[name]
+        if isinstance(value, bool) or int(value) != value:
+            raise ValueError(f"{name} is {value!r}, it must be a whole number")
+        return int(value)
+
     def require(condition: bool, complaint: str) -> None:
         if not condition:
             raise CheckpointError(f"{folder / 'config.json'}: {complaint}, which this model code does not compute")
 
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    require(isinstance(rope, dict), f"rope_scaling is {rope!r}")
     require(raw.get("hidden_act", "silu") == "silu", f"hidden_act is {raw.get('hidden_act')!r} (not silu)")
     require(rope.get("rope_type", rope.get("type", "default")) == "default", f"rotary embeddings are scaled ({rope})")
     for flag in ("attention_bias", "mlp_bias"):
         require(not raw.get(flag), f"{flag} is set")
     try:
-        heads = int(raw["num_attention_heads"])
+        heads = whole("num_attention_heads")
         config = LlamaConfig(
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            num_hidden_layers=int(raw["num_hidden_layers"]),
+            vocab_size=whole("vocab_size"),
+            hidden_size=whole("hidden_size"),
+            intermediate_size=whole("intermediate_size"),
+            num_hidden_layers=whole("num_hidden_layers"),
             num_attention_heads=heads,
             num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
-            max_position_embeddings=int(raw["max_position_embeddings"]),
+            max_position_embeddings=whole("max_position_embeddings"),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -246,8 +253,11 @@ def _fill(
                 )
             if not torch.isfinite(tensor).all():
                 raise CheckpointError(f"{folder}: the tensor {part.name} holds NaN or infinite values")
+            tensor = tensor.to(device, dtype)
+            if not torch.isfinite(tensor).all():
+                raise CheckpointError(f"{folder}: the tensor {part.name} holds values too large for {dtype}")
             values.append(part.to_model(tensor))
-        whole = torch.cat(values).to(device, dtype)
+        whole = torch.cat(values)
         # Products of few rows, which is what decoding is made of, run faster on matrices stored by columns.
         state[name] = whole.t().contiguous().t() if whole.ndim == 2 and "embed" not in name else whole
     if weights:
@@ -267,7 +277,10 @@ def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
     generation = folder / "generation_config.json"
     for source in (raw, _read_json(generation) if generation.is_file() else {}):
         ids = source.get("eos_token_id")
-        found += [ids] if isinstance(ids, int) else (ids or [])
+        for token in ids if isinstance(ids, list) else [] if ids is None else [ids]:
+            if not isinstance(token, int):
+                raise CheckpointError(f"{folder}: eos_token_id is {ids!r}, it must be an id or a list of ids")
+            found.append(token)
     return tuple(sorted(set(found)))
 
 
@@ -275,6 +288,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"no {file.name} in {file.parent}: this is no model folder in the Hugging Face layout")
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    return found

@@ -46,8 +46,9 @@ class ScriptedModel:
 
     Usable as target and as draft, also the same object as both; prompts are lists of ids.
 
-    A row whose records do not line up (a position missing, taken twice, or not the row's own at the end) answers
-    with the id that next_logits holds least likely, so that the error shows as a wrong word.
+    A row whose records do not line up (a position missing, taken twice, or not the row's own at the end; a hidden
+    input that stands for another token than the one before) answers with the id that next_logits holds least
+    likely, so that the error shows as a wrong word.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class ScriptedModel:
         logits = [float(x) for x in self.next_logits(context)]
         if len(logits) != self.config.vocab_size:
             raise ValueError(f"next_logits gave {len(logits)} numbers for a vocabulary of {self.config.vocab_size}")
-        if [p for _, _, p in records] == list(range(position + 1)):
+        fed = [before for before, _, _ in records]
+        expected = [NO_HIDDEN_INPUT] * len(ids) if before_all == NO_HIDDEN_INPUT else context[:-1]
+        if fed == expected and [p for _, _, p in records] == list(range(position + 1)):
             return logits
         wrong = min(range(len(logits)), key=logits.__getitem__)
         return [1.0 if token == wrong else 0.0 for token in range(len(logits))]

@@ -57,8 +57,9 @@ class PoolAttention:
 
     def __init__(self, batch: ForwardBatch, pool: MHATokenToKVPool) -> None:
         self.pool, self.out_slots, self.q_lens = pool, batch.out_slots, batch.q_lens
-        self.columns = torch.cat([batch.prefix_slots, batch.tail_slots], dim=1)  # (b, L)
-        self.visible = _visible_columns(batch)  # bool (b, Q, L); None: everything
+        prefix_slots, prefix_mask = _committed_only(batch)
+        self.columns = torch.cat([prefix_slots, batch.tail_slots], dim=1)  # (b, L)
+        self.visible = _visible_columns(batch, prefix_mask)  # bool (b, Q, L); None: everything
         self.batch_size, rows = len(batch.q_lens), max(batch.q_lens)
         self.padded_rows: Tensor | None = None  # (n) where row i stands once every request has Q rows
         if min(batch.q_lens) < rows:
@@ -138,21 +139,31 @@ class ModelRunner:
         return ForwardOutput(self.model.logits(read)[:, : self.vocab_size], hidden_states)
 
 
-def _visible_columns(batch: ForwardBatch) -> Tensor | None:
-    """bool (b, Q, L): the prefix up to its length, then the tail mask; None where every row sees every column.
+def _committed_only(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
+    """The prefix slots, and bool (b, 1, P) where they hold committed tokens; None where all of them do.
+
+    Stale columns are pointed at the dummy slot. Hiding them is not enough: who knows whose keys and values a stale
+    slot holds by now, and a weight of 0 does not silence a NaN.
+    """
+    width = batch.prefix_slots.shape[1]
+    if min(batch.prefix_lens) == width:
+        return batch.prefix_slots, None
+    lens = torch.tensor(batch.prefix_lens, device=batch.prefix_slots.device)
+    committed = torch.arange(width, device=lens.device) < lens[:, None]
+    return batch.prefix_slots.where(committed, 0), committed[:, None]
+
+
+def _visible_columns(batch: ForwardBatch, prefix_mask: Tensor | None) -> Tensor | None:
+    """bool (b, Q, L): the committed prefix, then the tail mask; None where every row sees every column.
 
     A padded row sees what its neighbours do, so that its softmax has something to work on.
     """
-    b, width = batch.prefix_slots.shape
-    ragged = min(batch.prefix_lens) < width
-    if batch.tail_mask is None and not ragged:
+    prefix, tail = prefix_mask, batch.tail_mask
+    if prefix is None and tail is None:
         return None
-    rows, device = max(batch.q_lens), batch.prefix_slots.device
-    prefix = torch.ones(b, 1, width, dtype=torch.bool, device=device)
-    if ragged:
-        for r, length in enumerate(batch.prefix_lens):
-            prefix[r, :, length:] = False
-    tail = batch.tail_mask
+    b, rows, device = len(batch.q_lens), max(batch.q_lens), batch.prefix_slots.device
+    if prefix is None:
+        prefix = torch.ones(b, 1, batch.prefix_slots.shape[1], dtype=torch.bool, device=device)
     if tail is None:
         tail = torch.ones(b, rows, batch.tail_slots.shape[1], dtype=torch.bool, device=device)
     return torch.cat([prefix.expand(-1, rows, -1), tail], dim=-1)

@@ -15,10 +15,29 @@ import torch
 from torch import Tensor
 
 from refspec.config import SpecConfig
-from refspec.contracts import CommitOutput, DraftInput, ForwardBatch, VerifyOutput
+from refspec.contracts import CommitOutput, DraftInput, VerifyOutput
 from refspec.requests.request import RunningBatch
+from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import best_tokens
+
+
+def extend_after_prefill(
+    batch: RunningBatch, hidden_states: Tensor, slots: Tensor, draft_runner: ModelRunner, config: SpecConfig
+) -> RunningBatch:
+    """One draft forward over the prompts of the requests that go on, on the target's hidden states of them.
+
+    hidden_states (n, H), slots i64 (n): of all the batch's prompt tokens. Returns the batch of those requests.
+    """
+    rows_of = torch.arange(len(slots), device=slots.device).split([len(r.prompt_ids) for r in batch.requests])
+    going_on = batch.going_on()
+    index = torch.cat([slots[:0], *(rows_of[r] for r in going_on)])
+    batch = batch.keep(going_on)
+    one_ahead = [token for r in batch.requests for token in r.prompt_ids[1:] + r.output_ids[:1]]
+    next_tokens = torch.tensor(one_ahead, dtype=torch.int64, device=slots.device)
+    q_lens = [len(r.prompt_ids) for r in batch.requests]
+    extend(batch, next_tokens, hidden_states[index], slots[index], q_lens, draft_runner, config, phase="prefill_draft")
+    return batch
 
 
 def extend_after_verify(
@@ -32,16 +51,9 @@ def extend_after_verify(
     rows = [row for r in going_on for row in done.kept_rows[r]]
     index = torch.tensor(rows, dtype=torch.int64, device=batch.rows.device)
     batch = batch.keep(going_on)
-    extend(
-        batch,
-        next_tokens=verified.predict[index].long(),
-        hidden_states=verified.hidden_states[index],
-        slots=verified.out_slots[index],
-        q_lens=[done.accept_lens[r] for r in going_on],
-        draft_runner=draft_runner,
-        config=config,
-        phase="extend",
-    )
+    next_tokens, q_lens = verified.predict[index].long(), [done.accept_lens[r] for r in going_on]
+    hidden_states, slots = verified.hidden_states[index], verified.out_slots[index]
+    extend(batch, next_tokens, hidden_states, slots, q_lens, draft_runner, config, phase="extend")
     return batch
 
 
@@ -60,43 +72,11 @@ def extend(
     next_tokens i64 (n), hidden_states (n, H), slots i64 (n): for each of those tokens, in order, the token after
     it, the target's hidden state at it, and its slot. The batch's lengths count them already.
     """
-    device = batch.rows.device
     prefix_lens = [total - new for total, new in zip(batch.prefix_lens, q_lens, strict=True)]
-    ends = torch.tensor(q_lens, dtype=torch.int64, device=device).cumsum(0)
+    prefix_slots = batch.req_to_token[batch.rows, : max(prefix_lens, default=0)]
+    last_rows = torch.tensor(q_lens, dtype=torch.int64, device=slots.device).cumsum(0) - 1
     out = draft_runner.forward(
-        ForwardBatch(
-            input_ids=next_tokens,
-            positions=positions_from(prefix_lens, q_lens, device),
-            out_slots=slots,
-            q_lens=q_lens,
-            prefix_slots=batch.req_to_token[batch.rows, : max(prefix_lens, default=0)],
-            prefix_lens=prefix_lens,
-            tail_slots=pad_rows(slots, q_lens),
-            tail_mask=causal_mask(q_lens, device),
-            hidden_states=hidden_states,
-        ),
-        phase=phase,
-        logits_rows=ends - 1,
+        causal_batch(next_tokens, slots, q_lens, prefix_slots, prefix_lens, hidden_states), phase, last_rows
     )
-    batch.bonus_tokens = next_tokens[ends - 1]
-    batch.draft_input = DraftInput(*best_tokens(out.logits, config.topk), out.hidden_states[ends - 1])
-
-
-def positions_from(starts: list[int], lens: list[int], device: torch.device) -> Tensor:
-    """i64 (sum of lens): lens[r] positions from starts[r] on, request after request."""
-    flat = [p for start, length in zip(starts, lens, strict=True) for p in range(start, start + length)]
-    return torch.tensor(flat, dtype=torch.int64, device=device)
-
-
-def pad_rows(values: Tensor, lens: list[int]) -> Tensor:
-    """(sum of lens) -> (b, longest), filled up with 0, the dummy slot."""
-    padded = values.new_zeros(len(lens), max(lens, default=0))
-    for row, part in zip(padded, values.split(lens), strict=True):
-        row[: len(part)] = part
-    return padded
-
-
-def causal_mask(lens: list[int], device: torch.device) -> Tensor:
-    """bool (b, longest, longest): each row sees the columns up to its own."""
-    longest = max(lens, default=0)
-    return torch.ones(longest, longest, dtype=torch.bool, device=device).tril().expand(len(lens), -1, -1)
+    batch.bonus_tokens = next_tokens[last_rows]
+    batch.draft_input = DraftInput(*best_tokens(out.logits, config.topk), out.hidden_states[last_rows])

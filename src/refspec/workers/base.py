@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
-from refspec.contracts import ForwardBatch, ForwardMode, ForwardOutput
+from refspec.contracts import ForwardMode, ForwardOutput
 from refspec.kernels import assign_req_to_token, launches
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
 from refspec.requests.request import RunningBatch
+from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner
-from refspec.spec.extend import causal_mask, pad_rows, positions_from
 from refspec.trace import Round
 
 Observer = Callable[[Round], None]
@@ -88,6 +88,8 @@ class Stats:
 
 
 class Worker(ABC):
+    """Owns the order of the phases. See the module's docstring."""
+
     def __init__(self, target: ModelRunner, allocator: SlotAllocator, stats: Stats) -> None:
         self.target, self.allocator, self.stats = target, allocator, stats
 
@@ -118,18 +120,7 @@ class Worker(ABC):
         flat_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64, device=device)
         last_rows = torch.tensor(lens, dtype=torch.int64, device=device).cumsum(0) - 1
         out = self.target.forward(
-            ForwardBatch(
-                input_ids=flat_ids,
-                positions=positions_from(batch.prefix_lens, lens, device),
-                out_slots=slots,
-                q_lens=lens,
-                prefix_slots=batch.prefix_slots(),
-                prefix_lens=batch.prefix_lens,
-                tail_slots=pad_rows(slots, lens),
-                tail_mask=causal_mask(lens, device),
-            ),
-            phase="prefill_target",
-            logits_rows=last_rows,
+            causal_batch(flat_ids, slots, lens, batch.prefix_slots(), batch.prefix_lens), "prefill_target", last_rows
         )
         batch.seq_lens = ends
         batch.bonus_tokens = out.logits.argmax(dim=-1)
@@ -143,8 +134,10 @@ class Worker(ABC):
         """What happens inside is counted under the phase's name: slots taken and returned, launches, host time."""
         taken, returned, started = self.allocator.taken, self.allocator.returned, time.perf_counter()
         launched = launches.copy()
-        yield
-        self.stats.seconds[name] += time.perf_counter() - started
-        self.stats.slots_taken[name] += self.allocator.taken - taken
-        self.stats.slots_returned[name] += self.allocator.returned - returned
-        self.stats.launches.update(launches - launched)
+        try:
+            yield
+        finally:
+            self.stats.seconds[name] += time.perf_counter() - started
+            self.stats.slots_taken[name] += self.allocator.taken - taken
+            self.stats.slots_returned[name] += self.allocator.returned - returned
+            self.stats.launches.update(launches - launched)

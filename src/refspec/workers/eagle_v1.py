@@ -15,13 +15,13 @@ from __future__ import annotations
 import torch
 
 from refspec.config import SpecConfig
-from refspec.contracts import ForwardMode
+from refspec.contracts import DraftInput, ForwardMode
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.commit import commit
 from refspec.spec.draft import draft
-from refspec.spec.extend import extend, extend_after_verify
+from refspec.spec.extend import extend_after_prefill, extend_after_verify
 from refspec.spec.tree import make_tree
 from refspec.spec.verify import verify
 from refspec.workers.base import Observer, Stats, Worker
@@ -29,6 +29,8 @@ from refspec.workers.recorder import RoundRecorder
 
 
 class EagleWorkerV1(Worker):
+    """Target and EAGLE-style draft over one set of slots."""
+
     def __init__(
         self, target: ModelRunner, draft: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig
     ) -> None:
@@ -43,25 +45,14 @@ class EagleWorkerV1(Worker):
         if mode is ForwardMode.EXTEND:
             return self._prefill(batch)
         if mode is ForwardMode.IDLE:
-            self._prefill(batch)  # sets an empty draft_input for the round
+            batch.draft_input = self._empty_draft_input()
         return self._round(batch, observer)
 
     def _prefill(self, batch: RunningBatch) -> RunningBatch:
         """The target reads the prompts, then the draft does, on the target's hidden states."""
         with self.phase("prefill"):
             out, slots = self.prefill_target(batch)
-            one_ahead = [token for r in batch.requests for token in r.prompt_ids[1:] + r.output_ids[:1]]
-            extend(
-                batch,
-                next_tokens=torch.tensor(one_ahead, dtype=torch.int64, device=slots.device),
-                hidden_states=out.hidden_states,
-                slots=slots,
-                q_lens=[len(r.prompt_ids) for r in batch.requests],
-                draft_runner=self.draft,
-                config=self.config,
-                phase="prefill_draft",
-            )
-        return batch.keep(batch.going_on())
+            return extend_after_prefill(batch, out.hidden_states, slots, self.draft, self.config)
 
     def _round(self, batch: RunningBatch, observer: Observer | None) -> RunningBatch:
         recorder = RoundRecorder(self.stats, self.config) if observer else None
@@ -77,6 +68,13 @@ class EagleWorkerV1(Worker):
             going_on = extend_after_verify(batch, verified, done, self.draft, self.config)
         if batch.requests:
             self.stats.count_round(done.accept_lens, self.config.num_steps, self.config.num_candidates)
-        if observer and recorder:
-            observer(recorder.record(batch, candidates, tree, verified, done))
+            if observer and recorder:
+                observer(recorder.record(batch, candidates, tree, verified, done))
         return going_on
+
+    def _empty_draft_input(self) -> DraftInput:
+        """What a rank without requests starts its round from: no rows, of the right widths."""
+        model, device = self.draft.model, self.draft.device
+        ids = torch.zeros(0, self.config.topk, dtype=torch.int64, device=device)
+        hidden = torch.zeros(0, model.config.hidden_size, dtype=model.kv_layout.dtype, device=device)
+        return DraftInput(ids.float(), ids, hidden)

@@ -1,0 +1,27 @@
+"""Settings that hold for every test."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Triton decides at its first import whether it compiles or interprets, and without a GPU it can only interpret. Nothing
+# that is imported above imports it.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# The same examples on every run, so that a failure on one machine is a failure on all of them. To look for new ones:
+# HYPOTHESIS_PROFILE=explore
+settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("explore", deadline=None, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+torch.set_num_threads(1)  # the matrices here are so small that a second thread costs more than it brings
+
+
+@pytest.fixture(autouse=True)
+def _same_seed_for_every_test() -> None:
+    torch.manual_seed(0)

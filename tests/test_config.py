@@ -1,0 +1,89 @@
+"""Every knob is checked when it is set; the message names the field and the numbers."""
+
+from __future__ import annotations
+
+import pytest
+from builders import candidates_of
+
+from refspec import SamplingParams, SpecConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"algorithm": "medusa"}, r"algorithm is 'medusa', it must be one of: eagle"),
+        ({"algorithm": None}, r"algorithm is None"),
+        ({"topk": 0}, r"topk must be at least 1, got 0"),
+        ({"topk": -2}, r"topk must be at least 1, got -2"),
+        ({"topk": 2.0}, r"topk must be a whole number, got 2\.0"),
+        ({"topk": "4"}, r"topk must be a whole number, got '4'"),
+        ({"topk": True}, r"topk must be a whole number, got True"),
+        ({"topk": None}, r"topk must be a whole number, got None"),
+        ({"num_steps": 0}, r"num_steps must be at least 1, got 0"),
+        ({"num_steps": -1}, r"num_steps must be at least 1, got -1"),
+        ({"num_steps": 1.5}, r"num_steps must be a whole number, got 1\.5"),
+        ({"num_draft_tokens": 1}, r"num_draft_tokens must be at least 2, got 1"),
+        ({"num_draft_tokens": 0}, r"num_draft_tokens must be at least 2, got 0"),
+        ({"num_draft_tokens": "8"}, r"num_draft_tokens must be a whole number, got '8'"),
+        ({"page_size": 16}, r"page_size is 16"),
+        ({"page_size": 0}, r"page_size is 0"),
+    ],
+    ids=str,
+)
+def test_spec_config_refuses(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as refusal:
+        SpecConfig(**settings)  # type: ignore[arg-type]
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("topk", "steps", "candidates"), [(1, 3, 3), (2, 3, 10), (4, 2, 20), (2, 1, 2), (8, 5, 264), (4, 3, 36), (1, 1, 1)]
+)
+def test_TREE_03_candidates_bound_the_tree(topk: int, steps: int, candidates: int) -> None:
+    """As many nodes as candidates and the root; one more is refused, with the numbers."""
+    assert SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=candidates + 1).num_candidates == candidates
+    with pytest.raises(ValueError, match=f"num_draft_tokens is {candidates + 2}") as refusal:
+        SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=candidates + 2)
+    for part in (f"topk={topk}", f"num_steps={steps}", f"{candidates} candidates", f"at most {candidates + 1}"):
+        assert part in str(refusal.value)
+
+
+@pytest.mark.parametrize("topk", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("steps", range(1, 7))
+def test_TREE_03_candidates_are_counted_level_by_level(topk: int, steps: int) -> None:
+    assert SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=2).num_candidates == candidates_of(topk, steps)
+
+
+@pytest.mark.parametrize(("n", "slots"), [(2, 12), (12, 12), (13, 13), (37, 37)])
+def test_a_round_needs_the_larger_of_the_drafts_slots_and_the_trees(n: int, slots: int) -> None:
+    """The draft's k·S = 12 are back before the tree's N are taken."""
+    assert SpecConfig(topk=4, num_steps=3, num_draft_tokens=n).slots_per_round == slots
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"max_new_tokens": 0}, r"max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": -5}, r"max_new_tokens must be at least 1, got -5"),
+        ({"max_new_tokens": 2.5}, r"max_new_tokens must be a whole number, got 2\.5"),
+        ({"max_new_tokens": None}, r"max_new_tokens must be a whole number, got None"),
+        ({"stop_token_ids": (3, -1)}, r"stop_token_ids must be at least 0, got -1"),
+        ({"stop_token_ids": ["</s>"]}, r"stop_token_ids must be a whole number, got '</s>'"),
+        ({"stop_token_ids": 5}, r"stop_token_ids"),
+    ],
+    ids=str,
+)
+def test_sampling_params_refuse(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint) as refusal:
+        SamplingParams(**settings)  # type: ignore[arg-type]
+    assert "\n" not in str(refusal.value)
+
+
+def test_stop_tokens_may_come_as_any_sequence() -> None:
+    assert SamplingParams(stop_token_ids=[3, 1]).stop_token_ids == (3, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("knobs", [SpecConfig(), SamplingParams()], ids=lambda k: type(k).__name__)
+def test_knobs_cannot_be_turned_after_the_check(knobs: object) -> None:
+    with pytest.raises(AttributeError):
+        knobs.topk = 0  # type: ignore[attr-defined]

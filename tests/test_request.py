@@ -1,0 +1,119 @@
+"""Batches lose and gain requests; every field follows, by index and never by count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from refspec import SamplingParams
+from refspec.contracts import DraftInput
+from refspec.requests.request import Request, RunningBatch
+
+TABLE = torch.arange(70).view(7, 10)
+
+
+def request_of(index: int, prompt_len: int = 3, **fields: int) -> Request:
+    return Request(index, [1] * prompt_len, SamplingParams(), frozenset(), 100, row=index + 1, **fields)
+
+
+def batch_of(numbers: list[int], draft: bool = True) -> RunningBatch:
+    """Request n, in every field, is told by its number."""
+    requests = [request_of(n, kv_len=n + 2) for n in numbers]
+    for request in requests:
+        request.accept_lens = [request.index + 1]
+    batch = RunningBatch.of(requests, TABLE)
+    column = torch.tensor(numbers)
+    batch.bonus_tokens = 10 * (column + 1)
+    if draft:
+        batch.draft_input = DraftInput(
+            column[:, None].float() / 10, 10 * (column[:, None] + 1), column[:, None].double().expand(-1, 4)
+        )
+    return batch
+
+
+def numbers_in(batch: RunningBatch) -> list[list[int]]:
+    """The requests' numbers, as each field tells them."""
+    told = [
+        [request.index for request in batch.requests],
+        [row - 1 for row in batch.rows.tolist()],
+        [length - 2 for length in batch.seq_lens.tolist()],
+        [length - 2 for length in batch.prefix_lens],
+        [token // 10 - 1 for token in batch.bonus_tokens.tolist()],
+    ]
+    if batch.draft_input is not None:
+        told += [
+            [round(p * 10) for p in batch.draft_input.topk_p[:, 0].tolist()],
+            [token // 10 - 1 for token in batch.draft_input.topk_index[:, 0].tolist()],
+            [int(x) for x in batch.draft_input.hidden_states[:, 0].tolist()],
+        ]
+    return told
+
+
+def assert_holds(batch: RunningBatch, numbers: list[int]) -> None:
+    assert numbers_in(batch) == [numbers] * len(numbers_in(batch))
+    assert len(batch) == len(numbers)
+
+
+def test_SEQ_06_keep_then_merge() -> None:
+    """Top tokens 10, 20, 30 with accept lengths 1, 2, 3; keep rows 0 and 2, then merge a row 40 / 4."""
+    kept = batch_of([0, 1, 2]).keep([0, 2])
+    assert kept.bonus_tokens.tolist() == [10, 30]
+    merged = kept.merge(batch_of([3]))
+    assert merged.bonus_tokens.tolist() == [10, 30, 40]
+    assert [request.accept_lens for request in merged.requests] == [[1], [3], [4]]
+    assert_holds(merged, [0, 2, 3])
+
+
+@pytest.mark.parametrize("draft", [True, False], ids=["eagle", "plain"])
+@pytest.mark.parametrize("rows", [[], [0], [3], [1, 2], [0, 3], [2, 0], [0, 1, 2, 3], [3, 2, 1, 0]], ids=str)
+def test_SEQ_06_any_rows_in_any_order(rows: list[int], draft: bool) -> None:
+    kept = batch_of([0, 1, 2, 3], draft).keep(rows)
+    assert_holds(kept, rows)
+    assert (kept.draft_input is not None) == draft
+
+
+@pytest.mark.parametrize("draft", [True, False], ids=["eagle", "plain"])
+@pytest.mark.parametrize(("ours", "theirs"), [([0], [1, 2]), ([3, 1], [0]), ([], [2]), ([1], [])], ids=str)
+def test_SEQ_06_merge_puts_the_others_behind(ours: list[int], theirs: list[int], draft: bool) -> None:
+    assert_holds(batch_of(ours, draft).merge(batch_of(theirs, draft)), ours + theirs)
+
+
+def test_keeping_leaves_the_whole_batch_as_it_was() -> None:
+    whole = batch_of([0, 1, 2])
+    whole.keep([1]).seq_lens += 100
+    assert_holds(whole, [0, 1, 2])
+
+
+def test_going_on_are_those_without_a_reason_to_end() -> None:
+    batch = batch_of([0, 1, 2])
+    batch.requests[1].finish_reason = "stop"
+    assert batch.going_on() == [0, 2]
+
+
+def test_prefix_slots_are_the_tables_rows_as_far_as_the_longest() -> None:
+    batch = batch_of([1, 4])  # rows 2 and 5, lengths 3 and 6
+    assert batch.prefix_slots().tolist() == [[20, 21, 22, 23, 24, 25], [50, 51, 52, 53, 54, 55]]
+
+
+def test_batch_of_nobody() -> None:
+    batch = RunningBatch.of([], TABLE)
+    assert batch.prefix_slots().shape == (0, 0)
+    assert batch.rows.dtype == batch.seq_lens.dtype == batch.bonus_tokens.dtype == torch.int64
+    assert batch.going_on() == []
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "budget", "context", "most"), [(3, 5, 100, 7), (3, 1, 100, 3), (3, 500, 100, 99), (99, 5, 100, 99)]
+)
+def test_a_request_owns_slots_for_all_its_tokens_but_the_last(
+    prompt_len: int, budget: int, context: int, most: int
+) -> None:
+    request = Request(0, [1] * prompt_len, SamplingParams(max_new_tokens=budget), frozenset(), context)
+    assert request.max_kv_len == most
+
+
+def test_requests_are_told_apart_by_identity() -> None:
+    """Two of the same prompt are two."""
+    one, other = request_of(0), request_of(0)
+    assert one != other
+    assert other not in [one]
