@@ -66,7 +66,7 @@ BAD_ENGINES: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "a draft, but nothing to do with it": (lambda: Engine(scripted(), scripted()), ["draft", "spec=None"]),
     "no draft to speculate with": (lambda: Engine(scripted(), spec=SPEC), ["draft"]),
-    "another vocabulary": (lambda: Engine(scripted(11), scripted(12), SPEC), ["12 ids", "11"]),
+    "another vocabulary": (lambda: Engine(scripted(11), scripted(12), SPEC), ["vocab_size is 12", "11"]),
     "a language model as EAGLE head": (lambda: Engine(random_llama(), random_llama(), SPEC), ["EAGLE head"]),
     "a head on a scripted target": (lambda: Engine(scripted(), "tiny-eagle", SPEC), ["LLaMA"]),
     "an unknown dtype": (lambda: Engine(scripted(), dtype="int8"), ["dtype is 'int8'", "float32, float64"]),

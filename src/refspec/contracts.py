@@ -43,6 +43,8 @@ class ForwardBatch:
 
 @dataclass
 class ForwardOutput:
+    """What a forward gives back. Made by runtime/runner.py."""
+
     logits: Tensor  # (rows asked for, V), the model's dtype
     hidden_states: Tensor  # (n, H)
 

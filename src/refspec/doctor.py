@@ -59,6 +59,7 @@ def examine() -> list[Check]:
 
 
 def can_generate(checks: list[Check]) -> bool:
+    """Is everything there that the main job needs?"""
     return all(check.ok for check in checks if check.required)
 
 

@@ -171,7 +171,8 @@ def _transformers_runner(target: str, engine: Engine) -> Runner:
         from transformers import AutoModelForCausalLM
     except ImportError:
         raise ValueError("transformers is not installed: pip install -r requirements-extras.lock") from None
-    model = AutoModelForCausalLM.from_pretrained(find_checkpoint(target), dtype=engine.dtype).to(engine.device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(find_checkpoint(target), dtype=engine.dtype)
+    model.to(engine.device).eval()
 
     def run(prompt_ids: list[int], max_new_tokens: int) -> tuple[list[int], list[int]]:
         ids = torch.tensor([prompt_ids], device=engine.device)

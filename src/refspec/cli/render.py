@@ -25,6 +25,8 @@ FACTS_WIDTH = 48  # cells that the facts of a round need to stand beside the tre
 
 @dataclass(frozen=True)
 class Glyphs:
+    """The characters that stand for something, in one of two alphabets."""
+
     accepted: str
     dropped: str
     refused: str
@@ -337,8 +339,10 @@ def ranges(numbers: Sequence[int], glyphs: Glyphs) -> str:
 
 
 def counts(of: dict[str, int]) -> str:
+    """name=count, with commas between."""
     return ", ".join(f"{name}={count}" for name, count in of.items())
 
 
 def plural(count: int, noun: str) -> str:
+    """The count and its noun."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

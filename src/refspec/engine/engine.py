@@ -165,7 +165,7 @@ class Engine:
                 raise ValueError("this target has no tokenizer: give prompts as lists of token ids")
             ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         else:
-            ids = [token if isinstance(token, str) else operator.index(token) for token in prompt]
+            ids = [operator.index(token) if hasattr(token, "__index__") else token for token in prompt]
         if not ids:
             raise ValueError("the prompt is empty: give at least one token")
         for token in ids:
@@ -274,6 +274,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
+    """None: float32. Raises ValueError for a dtype that weights are not kept in."""
     if dtype is None:
         return torch.float32
     resolved = DTYPES.get(str(dtype).removeprefix("torch."))

@@ -16,6 +16,7 @@ from refspec.kernels.launches import check_backend, count_launch
 def assign_req_to_token_torch(
     req_to_token: Tensor, req_pool_indices: Tensor, start: Tensor, end: Tensor, slots: Tensor
 ) -> None:
+    """The reference of `assign_req_to_token`."""
     lens = end - start
     rows = req_pool_indices.repeat_interleave(lens)
     before = lens.cumsum(0) - lens

@@ -32,6 +32,7 @@ def build_tree_torch(
     num_draft_tokens: int,
     mask_mode: str = "full",
 ) -> Tree:
+    """The reference of `build_tree`."""
     b, n, device = len(seq_lens), num_draft_tokens, top_scores_index.device
 
     # parent (b, N): the column of each column's parent; the root is its own.

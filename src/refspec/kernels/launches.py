@@ -8,6 +8,7 @@ launches: Counter[str] = Counter()
 
 
 def count_launch(operation: str) -> None:
+    """One more launch of `operation`, the name of its dispatcher."""
     launches[operation] += 1
 
 

@@ -16,6 +16,7 @@ from refspec.kernels.launches import check_backend, count_launch
 
 
 def stable_topk_torch(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The reference of `stable_topk`."""
     if k == 1:
         top = values.max(dim=-1, keepdim=True)  # torch documents the first of equal maxima
         return top.values, top.indices

@@ -26,6 +26,7 @@ def verify_tree_greedy_torch(
     target_predict: Tensor,
     num_steps: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference of `verify_tree_greedy`."""
     b, n = candidates.shape
     # One trip to the host each; the walk itself is a chain of tiny decisions.
     tokens, index, choice = candidates.tolist(), retrieve_index.tolist(), target_predict.tolist()

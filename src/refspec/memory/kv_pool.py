@@ -35,12 +35,14 @@ class MHATokenToKVPool:
     def __init__(self, layout: KVLayout, size: int, device: torch.device, page_size: int = 1) -> None:
         shape = (layout.num_layers, size + page_size, 2, layout.kv_heads, layout.head_dim)
         self.buffer = torch.zeros(shape, dtype=layout.dtype, device=device)
+        self.layers = self.buffer.unbind(0)  # views
 
     def write(self, layer_id: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """slots (n); k, v (n, kv_heads, head_dim)."""
-        self.buffer[layer_id][slots] = torch.stack([k, v], dim=1)
+        self.layers[layer_id].index_copy_(0, slots, torch.stack([k, v], dim=1))
 
     def read(self, layer_id: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """slots (b, L) -> keys and values, each (b, kv_heads, L, head_dim)."""
-        kv = self.buffer[layer_id].index_select(0, slots.flatten()).unflatten(0, slots.shape)
-        return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+        kv = self.layers[layer_id].index_select(0, slots.flatten()).unflatten(0, slots.shape)
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        return k, v

@@ -11,6 +11,7 @@ SGLang: python/sglang/srt/models/llama.py:LlamaForCausalLM @v0.5.5
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -73,9 +74,14 @@ def rope_rotations(positions: Tensor, head_dim: int, theta: float, dtype: torch.
     positions: i64 (n,). Returns complex64, or complex128 for a float64 model, (n, 1, head_dim / 2).
     """
     real = torch.float64 if dtype == torch.float64 else torch.float32
-    exponents = torch.arange(0, head_dim, 2, dtype=real, device=positions.device) / head_dim
-    angles = positions.to(real)[:, None] / theta**exponents
-    return torch.polar(torch.ones_like(angles), angles)[:, None]
+    angles = positions.to(real)[:, None, None] * _rope_frequencies(head_dim, theta, real, positions.device)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+@functools.cache
+def _rope_frequencies(head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Radians per position of each pair of dimensions: (head_dim / 2)."""
+    return theta ** -(torch.arange(0, head_dim, 2, dtype=dtype, device=device) / head_dim)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
@@ -90,6 +96,8 @@ def rotate(x: Tensor, rotations: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
+    """x / sqrt(mean of its squares + eps), times a weight for each dimension."""
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -100,6 +108,8 @@ class RMSNorm(nn.Module):
 
 
 class LlamaAttention(nn.Module):
+    """Queries, keys and values by one product; q and k turned by their position; the rest is `attend`'s."""
+
     def __init__(self, config: LlamaConfig, layer_id: int) -> None:
         super().__init__()
         self.layer_id = layer_id
@@ -115,6 +125,8 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)

@@ -32,6 +32,8 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class ScriptedConfig:
+    """What the engine reads of a model's configuration."""
+
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]

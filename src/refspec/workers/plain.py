@@ -10,6 +10,8 @@ from refspec.workers.base import Observer, Worker
 
 
 class PlainWorker(Worker):
+    """The target alone. A round is one decode step."""
+
     slots_per_round = 1
 
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
