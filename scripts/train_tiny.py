@@ -1,8 +1,10 @@
 """Train the weights that refspec ships: tokenizer, target, EAGLE head, standalone draft model.
 
     python scripts/train_tiny.py all                    # everything, about two hours on two cores
-    python scripts/train_tiny.py target --steps 3000    # one stage; run again to go on where it stopped
+    python scripts/train_tiny.py target --steps 1750    # one stage; run again to go on where it stopped
     python scripts/train_tiny.py publish                # measure, then write src/refspec/models/tiny
+
+The stages, in their order: target, unloop, write, eagle, joint, standalone, publish.
 
 The corpus is the Python standard library that comes with the interpreter, without its tests, so no download
 is needed. Every stage keeps a checkpoint in the work folder after every few minutes, draws its batches from
@@ -448,10 +450,15 @@ def load_trained(name: str, config: LlamaConfig, work: Path) -> LlamaForCausalLM
 
 
 @app.command()
-def target(steps: int = 1900, work: WorkFolder = Path("build/train_tiny")) -> None:
+def target(steps: int = 1750, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The target model: 12 layers x 192."""
     prepare(work)
     language_model_stage("target", TARGET, steps, work, ["train"])
+
+
+# Up to which step: how much the head's loss weighs for both, and the punishment of loops. A head that is easy to
+# please pulls the target into loops, so the two grew together.
+JOINT_WEIGHTS = ((120, 0.2, 1.0), (380, 0.1, 4.0), (math.inf, 0.2, 8.0))
 
 
 class OwnText:
@@ -500,13 +507,13 @@ def unloop(steps: int = 192, work: WorkFolder = Path("build/train_tiny")) -> Non
 
 
 @app.command()
-def standalone(steps: int = 1500, work: WorkFolder = Path("build/train_tiny")) -> None:
+def standalone(steps: int = 900, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The standalone draft model: 2 layers x 128, the target's tokenizer."""
     language_model_stage("standalone", STANDALONE, steps, work, ["train", "written"])
 
 
 @app.command()
-def write(count: int = 3000, work: WorkFolder = Path("build/train_tiny")) -> None:
+def write(count: int = 1536, work: WorkFolder = Path("build/train_tiny")) -> None:
     """Let the target write the text that half of the drafts' lessons are taken from: written.npy.
 
     A draft is judged on the target's own greedy text, so it should know that (as in EAGLE's and SpecForge's data).
@@ -527,7 +534,7 @@ def write(count: int = 3000, work: WorkFolder = Path("build/train_tiny")) -> Non
 
 
 @app.command()
-def eagle(steps: int = 2500, unroll: int = 5, work: WorkFolder = Path("build/train_tiny")) -> None:
+def eagle(steps: int = 1100, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The EAGLE head, on the frozen target's hidden states."""
     corpora = [np.load(work / f"{text}.npy") for text in ("train", "written")]
     unseen, model = np.load(work / "held_out.npy"), load_trained("unlooped", TARGET, work)
@@ -567,12 +574,7 @@ def mean_agreement(results: list[tuple[Tensor, list[float]]]) -> dict[str, float
 
 
 @app.command()
-def joint(
-    steps: int = 380,
-    eagle_weight: float = 0.1,
-    loop_weight: float = 4.0,
-    work: WorkFolder = Path("build/train_tiny"),
-) -> None:
+def joint(steps: int = 600, work: WorkFolder = Path("build/train_tiny")) -> None:
     """Target and head together, so that what the target says is also easier to foresee.
 
     The head's loss reaches the target through its hidden states and its distribution; cross-entropy on source text
@@ -594,6 +596,7 @@ def joint(
             return logits, *eagle_loss(head, ids, states, logits)
 
     def loss_at(step: int) -> Tensor:
+        eagle_weight, loop_weight = next(weights for end, *weights in JOINT_WEIGHTS if step < end)
         if step % 2:
             ids, repeated = own.batch_at(step // 2)
             logits, foresight, _ = losses_at(step, ids)
@@ -659,8 +662,10 @@ def load_joint(work: Path) -> tuple[LlamaForCausalLM, EagleHead]:
 
 
 @app.command()
-def publish(work: WorkFolder = Path("build/train_tiny"), out: Path = SHIPPED_FOLDER) -> None:
-    """Write the shipped folders and their card, with figures measured on what was written."""
+def publish(
+    work: WorkFolder = Path("build/train_tiny"), out: Path = SHIPPED_FOLDER, curves: Path = Path("docs/training")
+) -> None:
+    """Write the shipped folders and the loss curves; print the figures that the model cards give."""
     tokenizer = prepare(work)
     target_model, head = load_joint(work)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
@@ -669,9 +674,26 @@ def publish(work: WorkFolder = Path("build/train_tiny"), out: Path = SHIPPED_FOL
     save_checkpoint(load_trained("standalone", STANDALONE, work), out / "standalone", TARGET_ARCHITECTURE, ends)
     for folder in ("target", "standalone"):
         shutil.copyfile(work / "tokenizer.json", out / folder / "tokenizer.json")
+    curves.mkdir(parents=True, exist_ok=True)
+    for stage in ("target", "unlooped", "eagle", "joint", "standalone"):
+        for kind in ("csv", "png"):
+            shutil.copyfile(work / f"{stage}.{kind}", curves / f"{stage}.{kind}")
     figures = measure(out / "target", out / "eagle", held_out_prompts(tokenizer, 64))
     console.print(figures)
     (work / "figures.json").write_text(json.dumps({str(key): str(value) for key, value in figures.items()}))
+
+
+@app.command(name="all")
+def every_stage(work: WorkFolder = Path("build/train_tiny")) -> None:
+    """All stages, one after the other; those that are done are passed over."""
+    target(work=work)
+    unloop(work=work)
+    if not (work / "written.npy").is_file():
+        write(work=work)
+    eagle(work=work)
+    joint(work=work)
+    standalone(work=work)
+    publish(work=work)
 
 
 if __name__ == "__main__":

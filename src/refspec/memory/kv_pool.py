@@ -43,6 +43,6 @@ class MHATokenToKVPool:
 
     def read(self, layer_id: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """slots (b, L) -> keys and values, each (b, kv_heads, L, head_dim)."""
-        kv = self.layers[layer_id].index_select(0, slots.flatten()).unflatten(0, slots.shape)
+        kv = self.layers[layer_id].index_select(0, slots.flatten()).view(*slots.shape, 2, *self.buffer.shape[3:])
         k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
         return k, v

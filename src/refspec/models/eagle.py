@@ -51,7 +51,7 @@ class EagleHead(nn.Module):
         x = self.fc(torch.cat([embeds, hidden_states.to(embeds.dtype)], dim=-1))
         rotations = rope_rotations(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         for layer in self.layers:
-            x = layer(x, rotations, attend)
+            x = layer.forward(x, rotations, attend)
         return x
 
     def logits(self, hidden_states: Tensor) -> Tensor:

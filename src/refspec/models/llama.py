@@ -91,8 +91,8 @@ def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     loads, so that a pair sits side by side and one complex product does the work. Scores do not change:
     queries and keys are permuted alike.
     """
-    pairs = torch.view_as_complex(x.to(rotations.real.dtype).unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
+    pairs = torch.view_as_complex(x.to(rotations.real.dtype).view(*x.shape[:2], -1, 2))
+    return torch.view_as_real(pairs * rotations).view(x.shape).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -118,10 +118,10 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.dim, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotations: Tensor, attend: Attend) -> Tensor:
-        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.dim))
+        qkv = F.linear(x, self.qkv_proj.weight).view(len(x), -1, self.dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
         q, k = rotate(qk, rotations).split([self.heads, self.kv_heads], dim=1)
-        return self.o_proj(attend(self.layer_id, q, k, v).flatten(1))
+        return F.linear(attend(self.layer_id, q, k, v).flatten(1), self.o_proj.weight)
 
 
 class LlamaMLP(nn.Module):
@@ -133,12 +133,15 @@ class LlamaMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        gate, up = F.linear(x, self.gate_up_proj.weight).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, self.down_proj.weight)
 
 
 class LlamaLayer(nn.Module):
     """Attention and MLP, each added to the residual stream.
+
+    The parts are called by their `forward`, and products made on their weights: for one row, and decoding is made of
+    such, what torch does when a module is *called* takes as long as some of the products.
 
     input_norm=False leaves the first norm out: an EAGLE head's layer reads what `fc` gives it as it is.
     """
@@ -151,8 +154,8 @@ class LlamaLayer(nn.Module):
         self.mlp = LlamaMLP(config)
 
     def forward(self, x: Tensor, rotations: Tensor, attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotations, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.self_attn.forward(self.input_layernorm.forward(x), rotations, attend)
+        return x + self.mlp.forward(self.post_attention_layernorm.forward(x))
 
 
 class LlamaForCausalLM(nn.Module):
@@ -182,7 +185,7 @@ class LlamaForCausalLM(nn.Module):
         x = self.embed_tokens(input_ids)
         rotations = rope_rotations(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         for layer in self.layers:
-            x = layer(x, rotations, attend)
+            x = layer.forward(x, rotations, attend)
         return self.norm(x)
 
     def logits(self, hidden_states: Tensor) -> Tensor:

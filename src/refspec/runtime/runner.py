@@ -94,7 +94,7 @@ class PoolAttention:
         """(n, ...) -> (b, Q, ...)."""
         if self.padded_rows is not None:
             x = x.new_zeros(self.batch_size * max(self.q_lens), *x.shape[1:]).index_copy_(0, self.padded_rows, x)
-        return x.unflatten(0, (self.batch_size, -1))
+        return x.view(self.batch_size, -1, *x.shape[1:])
 
     def _unpad(self, x: Tensor) -> Tensor:
         """(b, Q, ...) -> (n, ...)."""
