@@ -93,20 +93,20 @@ def test_drafts_are_worth_their_cost(shape: str, at_least: float) -> None:
     assert sum(accept_lens) / len(accept_lens) > at_least
 
 
-def test_a_draft_one_position_off_costs_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault that SGLang had for fifteen months, on real weights: outputs stay right, drafts get worse."""
+def test_a_draft_fed_the_wrong_hidden_states_costs_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs stay right, drafts get worse. (One position off hardly shows here; scripted models show it.)"""
     engine, original = engine_of("chain"), ModelRunner.forward
     right = engine.generate(PROMPTS, PARAMS)
 
     def forward(self, batch, phase, logits_rows=None):  # type: ignore[no-untyped-def]
-        if phase == "draft":
-            batch = replace(batch, positions=batch.positions + 1)
+        if phase == "extend":
+            batch = replace(batch, hidden_states=batch.hidden_states.roll(1, dims=0))
         return original(self, batch, phase, logits_rows)
 
     monkeypatch.setattr(ModelRunner, "forward", forward)
     wrong = engine.generate(PROMPTS, PARAMS)
-    assert [len(g.token_ids) for g in wrong] == [len(g.token_ids) for g in right]
-    assert sum(len(g.accept_lens) for g in wrong) > sum(len(g.accept_lens) for g in right)
+    assert [g.token_ids for g in wrong] == [g.token_ids for g in right]
+    assert sum(len(g.accept_lens) for g in wrong) > 1.2 * sum(len(g.accept_lens) for g in right)
 
 
 def test_stream_joins_to_the_text() -> None:
