@@ -123,8 +123,13 @@ class _Screen:
                 self.console.print(Segments([*line, Segment.line()]), end="")
             self.console.print(bar, end="", no_wrap=True, overflow="crop")
         # Over what is there, not after clearing it: nothing flickers.
-        self.console.file.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
-        self.console.file.flush()
+        # And not to be interrupted by Ctrl-Z, whose handler writes too: a stream must not be entered twice.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+        try:
+            self.console.file.write("\x1b[H" + captured.get().replace("\n", "\x1b[K\n") + "\x1b[J")
+            self.console.file.flush()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
         return top
 
     def key(self) -> str:
