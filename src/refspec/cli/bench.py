@@ -23,7 +23,7 @@ def _group() -> None:
 @bench_app.command()
 def engine(
     max_new_tokens: Annotated[int, typer.Option(help="tokens for each prompt")] = 128,
-    prompts: Annotated[int, typer.Option(min=1, help="how many of the built-in prompts")] = 40,
+    prompts: Annotated[int, typer.Option(min=1, max=40, help="how many of the built-in prompts")] = 40,
     target: Annotated[str, typer.Option(help="shipped name or model folder")] = "tiny",
     draft: Annotated[str | None, typer.Option(help="shipped name or model folder")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16, float16")] = None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -82,6 +83,15 @@ class Engine:
     ) -> None:
         require_int("kv_slots", kv_slots, at_least=1)
         require_int("max_running", max_running, at_least=1)
+        if kv_slots >= 2**31:
+            raise ValueError(f"kv_slots is {kv_slots}, it must be below 2147483648")
+        if spec is not None and not isinstance(spec, SpecConfig):
+            raise ValueError(f"spec is {spec!r}, it must be a SpecConfig, or None to decode plainly")
+        for name, model in (("target", target), ("draft", draft)):
+            if not isinstance(model, str | Path | None) and not hasattr(model, "kv_layout"):
+                raise ValueError(f"{name} is {model!r}, it must be a shipped name, a folder or a model object")
+        if target is None:
+            raise ValueError("target is None, it must be a shipped name, a folder or a model object")
         check_backend(backend)
         self.spec = spec
         self.device = _device_of(target, device)
@@ -125,12 +135,14 @@ class Engine:
         params: one for all, or one for each. observer is called with the trace of every speculative round.
         Raises ValueError for a prompt that cannot be served, before any is.
         """
-        if isinstance(prompts, str):
-            raise ValueError("prompts is a single string: give a list of prompts")
-        if any(isinstance(prompt, int) for prompt in prompts):
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise ValueError(f"prompts is {prompts!r}: give a list of prompts")
+        if any(isinstance(prompt, Integral) for prompt in prompts):
             raise ValueError("prompts is a single list of ids: give a list of prompts")
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, Sequence) or not all(isinstance(param, SamplingParams) for param in params):
+            raise ValueError(f"params is {params!r}: give one SamplingParams, or a list of one for each prompt")
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(params)} SamplingParams: give one, or one for each")
         requests = [
@@ -163,7 +175,11 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("this target has no tokenizer: give prompts as lists of token ids")
+            if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
+                raise ValueError("the prompt holds characters that are no text (it was not UTF-8)")
             ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        elif not isinstance(prompt, Iterable):
+            raise ValueError(f"a prompt is {prompt!r}: give a text, or a list of token ids")
         else:
             ids = [operator.index(token) if hasattr(token, "__index__") else token for token in prompt]
         if not ids:
@@ -239,7 +255,10 @@ class Engine:
     def _load_draft(self, target: str | Path | ServedModel, draft: str | Path | ServedModel | None) -> ServedModel:
         if draft is None:
             if str(target) not in SHIPPED_DRAFTS:
-                raise ValueError("algorithm eagle needs a draft model: give draft=..., a folder or a model object")
+                raise ValueError(
+                    "algorithm eagle needs a draft model: name one (--draft, or draft=... in Python); "
+                    f"only for {', '.join(SHIPPED_DRAFTS)} it is known which"
+                )
             draft = SHIPPED_DRAFTS[str(target)]
         if isinstance(draft, str | Path):
             if not isinstance(self.target_model, LlamaForCausalLM):
@@ -266,7 +285,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
-        torch.empty(0, device=resolved)
+        torch.zeros(1, device=resolved).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {device!r} cannot be used here ({reason}); `refspec doctor` says what can") from None

@@ -11,6 +11,7 @@ nothing is guessed, filled in or ignored.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +97,13 @@ def read_config(folder: Path, architecture: str) -> LlamaConfig:
     if found != architecture:
         raise CheckpointError(f"{folder / 'config.json'}: architecture {found} where {architecture} is needed")
 
-    def whole(name: str) -> int:
-        value = raw[name]
-        if isinstance(value, bool) or int(value) != value:
+    def number(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}, it must be a number")
+        return value
+
+    def whole(name: str, value: Any) -> int:
+        if number(name, value) != int(value):
             raise ValueError(f"{name} is {value!r}, it must be a whole number")
         return int(value)
 
@@ -113,18 +118,18 @@ def read_config(folder: Path, architecture: str) -> LlamaConfig:
     for flag in ("attention_bias", "mlp_bias"):
         require(not raw.get(flag), f"{flag} is set")
     try:
-        heads = whole("num_attention_heads")
+        heads = whole("num_attention_heads", raw["num_attention_heads"])
         config = LlamaConfig(
-            vocab_size=whole("vocab_size"),
-            hidden_size=whole("hidden_size"),
-            intermediate_size=whole("intermediate_size"),
-            num_hidden_layers=whole("num_hidden_layers"),
+            vocab_size=whole("vocab_size", raw["vocab_size"]),
+            hidden_size=whole("hidden_size", raw["hidden_size"]),
+            intermediate_size=whole("intermediate_size", raw["intermediate_size"]),
+            num_hidden_layers=whole("num_hidden_layers", raw["num_hidden_layers"]),
             num_attention_heads=heads,
-            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
-            max_position_embeddings=whole("max_position_embeddings"),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
+            num_key_value_heads=whole("num_key_value_heads", raw.get("num_key_value_heads") or heads),
+            head_dim=whole("head_dim", raw.get("head_dim") or whole("hidden_size", raw["hidden_size"]) // heads),
+            max_position_embeddings=whole("max_position_embeddings", raw["max_position_embeddings"]),
+            rms_norm_eps=number("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=number("rope_theta", rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_token_ids(folder, raw),
         )
@@ -278,7 +283,7 @@ def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
     for source in (raw, _read_json(generation) if generation.is_file() else {}):
         ids = source.get("eos_token_id")
         for token in ids if isinstance(ids, list) else [] if ids is None else [ids]:
-            if not isinstance(token, int):
+            if not isinstance(token, int) or isinstance(token, bool):
                 raise CheckpointError(f"{folder}: eos_token_id is {ids!r}, it must be an id or a list of ids")
             found.append(token)
     return tuple(sorted(set(found)))

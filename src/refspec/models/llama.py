@@ -55,6 +55,10 @@ class LlamaConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not (self.rope_theta > 0 and self.rms_norm_eps >= 0):
+            raise ValueError(
+                f"rope_theta must be above 0 and rms_norm_eps at least 0, got {self.rope_theta}, {self.rms_norm_eps}"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "

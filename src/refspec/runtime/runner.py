@@ -139,6 +139,17 @@ class ModelRunner:
         return ForwardOutput(self.model.logits(read)[:, : self.vocab_size], hidden_states)
 
 
+def greedy_choice(logits: Tensor) -> Tensor:
+    """logits (n, V) -> the likeliest ids, i64 (n), ties to the lowest: the one rule for prefill, decode and verify.
+
+    Raises ValueError where a row has no likeliest: then the weights or the configuration are no good.
+    """
+    best = logits.max(dim=-1)
+    if not bool(best.values.isfinite().all()):
+        raise ValueError("the target's logits are NaN or infinite: its weights or its config.json are no good")
+    return best.indices
+
+
 def _committed_only(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
     """The prefix slots, and bool (b, 1, P) where they hold committed tokens; None where all of them do.
 

@@ -15,7 +15,7 @@ from refspec.contracts import ForwardBatch, VerifyInput, VerifyOutput
 from refspec.kernels import verify_tree_greedy
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
-from refspec.runtime.runner import ModelRunner
+from refspec.runtime.runner import ModelRunner, greedy_choice
 
 
 def verify(
@@ -40,7 +40,7 @@ def verify(
         ),
         phase="target",
     )
-    target_predict = out.logits.argmax(dim=-1)  # ties to the lowest id, as in plain decoding
+    target_predict = greedy_choice(out.logits)
     predict, accept_index, accept_token_num = verify_tree_greedy(
         tree.draft_token.view(b, n),
         tree.retrieve_index,

@@ -30,7 +30,7 @@ from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
 from refspec.requests.request import RunningBatch
 from refspec.runtime.rows import causal_batch
-from refspec.runtime.runner import ModelRunner
+from refspec.runtime.runner import ModelRunner, greedy_choice
 from refspec.trace import Round
 
 Observer = Callable[[Round], None]
@@ -50,6 +50,31 @@ class Stats:
     slots_taken: Counter[str] = field(default_factory=Counter)  # by phase
     slots_returned: Counter[str] = field(default_factory=Counter)  # by phase
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # host time by phase
+
+    @property
+    def target_forwards(self) -> int:
+        """Verify forwards, or plain decode's; prefill's are counted apart."""
+        return self.forwards["target"]
+
+    @property
+    def draft_forwards(self) -> int:
+        """Those of the draft loop."""
+        return self.forwards["draft"]
+
+    @property
+    def extend_forwards(self) -> int:
+        """The draft's over what a round committed."""
+        return self.forwards["extend"]
+
+    @property
+    def prefill_target_forwards(self) -> int:
+        """The target's over prompts."""
+        return self.forwards["prefill_target"]
+
+    @property
+    def prefill_draft_forwards(self) -> int:
+        """The draft's over prompts."""
+        return self.forwards["prefill_draft"]
 
     @property
     def accept_length(self) -> float:
@@ -123,7 +148,7 @@ class Worker(ABC):
             causal_batch(flat_ids, slots, lens, batch.prefix_slots(), batch.prefix_lens), "prefill_target", last_rows
         )
         batch.seq_lens = ends
-        batch.bonus_tokens = out.logits.argmax(dim=-1)
+        batch.bonus_tokens = greedy_choice(out.logits)
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len = len(request.prompt_ids)
             append_tokens(request, [token])

@@ -6,6 +6,7 @@ from refspec.contracts import ForwardBatch, ForwardMode
 from refspec.kernels import assign_req_to_token
 from refspec.requests.finish import append_tokens
 from refspec.requests.request import RunningBatch
+from refspec.runtime.runner import greedy_choice
 from refspec.workers.base import Observer, Worker
 
 
@@ -41,7 +42,7 @@ class PlainWorker(Worker):
         )
         assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, batch.seq_lens + 1, slots)
         batch.seq_lens = batch.seq_lens + 1
-        batch.bonus_tokens = out.logits.argmax(dim=-1)
+        batch.bonus_tokens = greedy_choice(out.logits)
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len += 1
             request.accept_lens.append(append_tokens(request, [token]))
