@@ -11,9 +11,8 @@ from builders import llama_config, random_head, random_llama, saved_head, saved_
 from reference import eagle_head
 from safetensors.torch import load_file
 
-from refspec.contracts import ForwardBatch
 from refspec.models.eagle import EagleHead
-from refspec.runtime.rows import causal_mask
+from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner
 
 
@@ -21,17 +20,7 @@ def run(head: EagleHead, ids: list[int], hidden_states: torch.Tensor) -> tuple[t
     runner = ModelRunner(head, 64, torch.device("cpu"), Counter())
     slots = torch.arange(1, len(ids) + 1)
     out = runner.forward(
-        ForwardBatch(
-            input_ids=torch.tensor(ids),
-            positions=slots - 1,
-            out_slots=slots,
-            q_lens=[len(ids)],
-            prefix_slots=slots[None, :0],
-            prefix_lens=[0],
-            tail_slots=slots[None],
-            tail_mask=causal_mask([len(ids)], slots.device),
-            hidden_states=hidden_states,
-        ),
+        causal_batch(torch.tensor(ids), slots, [len(ids)], slots[None, :0], [0], hidden_states),
         phase="test",
     )
     return out.hidden_states, out.logits

@@ -23,7 +23,7 @@ from refspec import Engine, SamplingParams, SpecConfig
 from refspec.contracts import ForwardBatch
 from refspec.models.scripted import ScriptedModel
 from refspec.requests.request import Request
-from refspec.runtime.rows import causal_mask
+from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner
 from refspec.trace import Round
 from refspec.workers.eagle_v1 import EagleWorkerV1
@@ -56,17 +56,7 @@ def prefilled(
     fresh = ModelRunner(runner.model, len(ids), torch.device("cpu"), Counter())
     slots = torch.arange(1, len(ids) + 1)
     out = fresh.forward(
-        ForwardBatch(
-            input_ids=torch.tensor(ids),
-            positions=slots - 1,
-            out_slots=slots,
-            q_lens=[len(ids)],
-            prefix_slots=slots[None, :0],
-            prefix_lens=[0],
-            tail_slots=slots[None],
-            tail_mask=causal_mask([len(ids)], torch.device("cpu")),
-            hidden_states=hidden_states,
-        ),
+        causal_batch(torch.tensor(ids), slots, [len(ids)], slots[None, :0], [0], hidden_states),
         phase="fresh",
     )
     return fresh.pool.buffer[:, 1:], out.hidden_states

@@ -39,14 +39,14 @@ class CommandLine(TyperGroup):
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError):  # a stand-in may not be able to
-                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # TextIO has none
         extra["standalone_mode"] = False
         try:
             with _signals_as_exits():
                 status = super().main(args, **extra)
             sys.stdout.flush()
         except _TYPER_USAGE_ERROR as error:
-            status = _complain(error.format_message(), 2)  # type: ignore[attr-defined]
+            status = _complain(error.format_message(), 2)  # type: ignore[attr-defined] # click's
         except BrokenPipeError:
             status = _close_broken_stdout()
         sys.exit(status if isinstance(status, int) else 0)
