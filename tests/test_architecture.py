@@ -28,6 +28,7 @@ FLOORS = [
     "",
     "bench",
     "doctor",
+    "chapters",
     "oracle",
     "history",
     "grader",
