@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 
 from refspec.cli.command_line import UsageError, shows_progress
-from refspec.cli.record import make_trace, trace_writer
+from refspec.cli.record import trace_writer
 from refspec.cli.render import plural, round_views
 from refspec.cli.report import counts_table, most_telling, print_text, summary
 from refspec.cli.viewer import show_rounds
@@ -150,6 +150,7 @@ def generate(
     with trace_writer(trace) as save, option_names(ValueError):
         with nullcontext() if quiet else errors.status("loading the models"):
             from refspec.engine.engine import SHIPPED_DRAFTS, Engine
+            from refspec.engine.record import make_trace
 
             pool: dict[str, Any] = {} if kv_slots is None else {"kv_slots": kv_slots}
             engine = Engine(target, draft, spec, device, dtype, **pool)

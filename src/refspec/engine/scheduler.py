@@ -48,6 +48,7 @@ class Scheduler:
             self.in_step = False
 
     def _step(self, observer: Observer | None) -> None:
+        # region choose_mode
         admitted = self._admit()
         if admitted:
             batch, mode = RunningBatch.of(admitted, self.table.req_to_token), ForwardMode.EXTEND
@@ -55,6 +56,7 @@ class Scheduler:
             batch, mode = self.running, ForwardMode.DECODE
         else:
             return
+        # endregion choose_mode
         state, kv_lens = self.allocator.backup_state(), batch.prefix_lens
         try:
             going_on = self.worker.forward(batch, mode, observer)

@@ -23,6 +23,7 @@ def commit(batch: RunningBatch, verified: VerifyOutput, allocator: SlotAllocator
     """Afterwards every request has its new tokens, and finish_reason if one of them ended it; of verify's slots
     only the kept ones are still taken, entered in the request table in path order; seq_lens have advanced.
     """
+    # region commit_block
     predict, paths = verified.predict.tolist(), verified.accept_index.tolist()
     kept_rows: list[list[int]] = []
     for request, path in zip(batch.requests, paths, strict=True):
@@ -44,3 +45,4 @@ def commit(batch: RunningBatch, verified: VerifyOutput, allocator: SlotAllocator
     assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, advanced, verified.out_slots[kept])
     batch.seq_lens = advanced
     return CommitOutput(accept_lens, kept_rows, freed_slots)
+    # endregion commit_block

@@ -37,8 +37,10 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     k, steps, b = config.topk, config.num_steps, len(batch)
     start = batch.draft_input
     assert start is not None
+    # region reserve_draft_slots
     state = allocator.backup_state()
     slots = allocator.alloc(b * k * steps).view(b, k, steps)
+    # endregion reserve_draft_slots
 
     topk_p, topk_index, hidden_states = start.topk_p, start.topk_index, start.hidden_states
     scores = topk_p
@@ -47,6 +49,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     tail_mask = own_column[:, :, :0]
     prefix_slots, first_positions = batch.prefix_slots(), batch.seq_lens.repeat_interleave(k)
     slots_by_step = slots.transpose(1, 2).flatten(1)  # (b, S*k): k columns for each step
+    # region draft_loop
     for i in range(steps):
         input_ids, hidden_states, scores, level = select_top_k_tokens(i, topk_p, topk_index, hidden_states, scores, k)
         levels.append(level)
@@ -71,9 +74,12 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
         )
         topk_p, topk_index = best_tokens(out.logits, k)
         hidden_states = out.hidden_states
+    # endregion draft_loop
 
+    # region return_draft_slots
     allocator.restore_state(state)
     score_list, token_list, parents_list = (list(column) for column in zip(*levels, strict=True))
+    # endregion return_draft_slots
     return Candidates(score_list, token_list, parents_list, slots)
 
 

@@ -72,6 +72,7 @@ def extend(
     next_tokens i64 (n), hidden_states (n, H), slots i64 (n): for each of those tokens, in order, the token after
     it, the target's hidden state at it, and its slot. The batch's lengths count them already.
     """
+    # region extend_rows
     prefix_lens = [total - new for total, new in zip(batch.prefix_lens, q_lens, strict=True)]
     prefix_slots = batch.req_to_token[batch.rows, : max(prefix_lens, default=0)]
     last_rows = torch.tensor(q_lens, dtype=torch.int64, device=slots.device).cumsum(0) - 1
@@ -80,3 +81,4 @@ def extend(
     )
     batch.bonus_tokens = next_tokens[last_rows]
     batch.draft_input = DraftInput(*best_tokens(out.logits, config.topk), out.hidden_states[last_rows])
+    # endregion extend_rows

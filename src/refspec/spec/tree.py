@@ -48,9 +48,11 @@ def organize_draft_results(
     Returns parent_list i64 (b, k(S-1) + 1), of width 0 when S = 1 (the last level has no children, so its entries
     are left out); top_scores_index i64 (b, N-1), ascending; and the kept tokens i64 (b, N-1).
     """
+    # region keep_the_best
     scores = torch.cat([level.flatten(1) for level in score_list], dim=1)
     tokens = torch.cat(token_list, dim=1)
     _, kept = stable_topk(scores, num_draft_tokens - 1)
     top_scores_index = kept.sort(dim=-1).values
     parent_list = torch.cat([tokens[:, :0], *parents_list[:-1]], dim=1)
     return parent_list, top_scores_index, tokens.gather(1, top_scores_index)
+    # endregion keep_the_best

@@ -25,6 +25,7 @@ def verify(
 
     Raises OutOfSlots, with nothing taken, if they are not free.
     """
+    # region verify_tree
     b, n = len(batch), config.num_draft_tokens
     out_slots = allocator.alloc(b * n)
     out = target_runner.forward(
@@ -50,3 +51,4 @@ def verify(
         config.num_steps,
     )
     return VerifyOutput(out_slots, out.hidden_states, target_predict, predict, accept_index, accept_token_num)
+    # endregion verify_tree

@@ -41,12 +41,14 @@ class EagleWorkerV1(Worker):
     def slots_per_round(self) -> int:
         return self.config.slots_per_round
 
+    # region forward_modes
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         if mode is ForwardMode.EXTEND:
             return self._prefill(batch)
         if mode is ForwardMode.IDLE:
             batch.draft_input = self._empty_draft_input()
         return self._round(batch, observer)
+    # endregion forward_modes
 
     def _prefill(self, batch: RunningBatch) -> RunningBatch:
         """The target reads the prompts, then the draft does, on the target's hidden states."""
@@ -54,6 +56,7 @@ class EagleWorkerV1(Worker):
             out, slots = self.prefill_target(batch)
             return extend_after_prefill(batch, out.hidden_states, slots, self.draft, self.config)
 
+    # region one_round
     def _round(self, batch: RunningBatch, observer: Observer | None) -> RunningBatch:
         recorder = RoundRecorder(self.stats, self.config) if observer else None
         with self.phase("draft"):
@@ -71,6 +74,7 @@ class EagleWorkerV1(Worker):
             if observer and recorder:
                 observer(recorder.record(batch, candidates, tree, verified, done))
         return going_on
+    # endregion one_round
 
     def _empty_draft_input(self) -> DraftInput:
         """What a rank without requests starts its round from: no rows, of the right widths."""

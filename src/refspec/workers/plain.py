@@ -25,6 +25,7 @@ class PlainWorker(Worker):
         return batch.keep(batch.going_on())
 
     def _decode(self, batch: RunningBatch) -> None:
+        # region plain_step
         b = len(batch)
         slots = self.allocator.alloc(b)
         out = self.target.forward(
@@ -47,3 +48,4 @@ class PlainWorker(Worker):
             request.kv_len += 1
             request.accept_lens.append(append_tokens(request, [token]))
         self.stats.count_round([1] * b, num_steps=0, num_candidates=0)
+        # endregion plain_step
