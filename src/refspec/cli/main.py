@@ -12,6 +12,8 @@ from refspec.cli.command_line import CommandLine
 from refspec.cli.demo import demo
 from refspec.cli.doctor import doctor
 from refspec.cli.generate import generate
+from refspec.cli.quiz import quiz
+from refspec.cli.site import site_app
 from refspec.cli.trace import trace_app
 
 app = typer.Typer(
@@ -25,6 +27,8 @@ app.command()(generate)
 app.add_typer(trace_app, name="trace")
 app.add_typer(bench_app, name="bench")
 app.command()(demo)
+app.command()(quiz)
+app.add_typer(site_app, name="site")
 app.command()(doctor)
 
 

@@ -1,0 +1,151 @@
+"""Predict, then run: questions about an engine run, answered by that run.
+
+quiz.toml holds a question, the run that it is about, and which of the run's quantities is asked for. No answer is
+written down anywhere: it is measured when somebody asks.
+
+    [[question]]
+    id = "candidates"
+    ask = "How many candidates does a round score?"
+    measure = "candidates per round"
+    run = {prompt = "def fib(n):", topk = 4, num_steps = 3, num_draft_tokens = 16, max_new_tokens = 32}
+    because = "k from the first level, k² from each of the others."
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from refspec.chapters import Chapter, CourseError
+from refspec.config import SamplingParams, SpecConfig
+from refspec.trace import Round
+
+if TYPE_CHECKING:
+    from refspec.engine.engine import Generation
+    from refspec.workers.base import Stats
+
+
+class Run(BaseModel):
+    """A run of the shipped models; topk = 0 decodes plainly."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str
+    topk: int
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    max_new_tokens: int
+
+    def __str__(self) -> str:
+        shape = f"k={self.topk} S={self.num_steps} N={self.num_draft_tokens}" if self.topk else "no speculation"
+        return f"{self.prompt!r}, {shape}, {self.max_new_tokens} new tokens"
+
+
+class Question(BaseModel):
+    """One question of a chapter."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    ask: str
+    measure: str  # a key of MEASURES
+    run: Run
+    because: str
+
+
+class _Quiz(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    question: list[Question]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a run left behind to be measured."""
+
+    rounds: list[Round]  # none when decoding plainly
+    generation: Generation
+    stats: Stats
+
+    @property
+    def uncut(self) -> list[Round]:
+        """All rounds but the last, which the budget may have cut, and which needs no extend."""
+        return self.rounds[:-1]
+
+
+MEASURES: dict[str, Callable[[Observed], int]] = {
+    "target forwards per round": lambda seen: _same(r.forwards["target"] for r in seen.uncut),
+    "draft and extend forwards per round": lambda seen: _same(
+        r.forwards.get("draft", 0) + r.forwards["extend"] for r in seen.uncut
+    ),
+    "extend forwards of the last round": lambda seen: seen.rounds[-1].forwards.get("extend", 0),
+    "candidates per round": lambda seen: _same(len(r.requests[0].candidates) for r in seen.rounds),
+    "slots taken by draft per round": lambda seen: _same(r.slots_taken["draft"] for r in seen.rounds),
+    "slots returned by draft per round": lambda seen: _same(r.slots_returned["draft"] for r in seen.rounds),
+    "slots taken by verify per round": lambda seen: _same(r.slots_taken["verify"] for r in seen.rounds),
+    "slots returned by commit in the first round": lambda seen: seen.rounds[0].slots_returned["commit"],
+    "output tokens less the sum of accept_lens": lambda seen: (
+        len(seen.generation.token_ids) - sum(seen.generation.accept_lens)
+    ),
+    "target forwards, prefill included": lambda seen: seen.stats.target_forwards + seen.stats.prefill_target_forwards,
+}
+
+
+def read_quiz(chapter: Chapter) -> list[Question]:
+    """The chapter's questions. Raises CourseError, naming the file and what is wrong with it."""
+    file = chapter.quiz
+    try:
+        questions = _Quiz.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).question
+    except OSError as error:
+        raise CourseError(f"cannot read {file}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"{file}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CourseError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    for question in questions:
+        if question.measure not in MEASURES:
+            raise CourseError(f"{file}: {question.id}: nothing measures {question.measure!r}")
+    if len({question.id for question in questions}) < len(questions):
+        raise CourseError(f"{file}: two questions have the same id")
+    return questions
+
+
+def answer(question: Question) -> int:
+    """Run the engine and measure."""
+    return MEASURES[question.measure](observe(question.run))
+
+
+def observe(run: Run) -> Observed:
+    """One run of the shipped target, with its EAGLE head unless topk is 0."""
+    from refspec.engine.engine import Engine  # torch takes seconds to load; reading the questions must not
+
+    spec = None
+    if run.topk:
+        spec = SpecConfig(topk=run.topk, num_steps=run.num_steps, num_draft_tokens=run.num_draft_tokens)
+    engine = Engine("tiny", spec=spec)
+    rounds: list[Round] = []
+    params = SamplingParams(max_new_tokens=run.max_new_tokens)
+    generation = engine.generate([run.prompt], params, rounds.append if spec else None)[0]
+    return Observed(rounds, generation, engine.stats)
+
+
+def parse_prediction(text: str) -> Fraction:
+    """A whole number, a decimal or a fraction. Raises ValueError for anything else."""
+    try:
+        return Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{text.strip()!r} is not a number") from None
+
+
+def _same(values: Iterable[int]) -> int:
+    """The value that all of them have: a question about every round must not have two answers."""
+    found = set(values)
+    if len(found) != 1:
+        raise CourseError(f"the rounds do not agree: {sorted(found)}")
+    return found.pop()

@@ -1,0 +1,90 @@
+"""Named pieces of the sources, for lessons to quote.
+
+A piece stands between two comments of their own, which editors fold:
+
+    # region backup
+    state = allocator.backup_state()
+    # endregion backup
+
+Pieces may lie inside one another; what a lesson shows is without the comments and without common indentation.
+Names are unique over all sources, so a lesson need not know where a piece lives, and moving it breaks nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+from refspec.chapters import SOURCES, CourseError
+
+MARKER = re.compile(r"# (region|endregion) (\S+)")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One piece of one file."""
+
+    name: str
+    file: Path
+    first_line: int  # of its code, from 1
+    last_line: int
+    code: str
+
+
+def find_sections(folder: Path = SOURCES) -> dict[str, Section]:
+    """All sections below the folder, by name.
+
+    Raises CourseError, with file and line, for a marker without its partner, an empty section, or a name that
+    comes twice.
+    """
+    found: dict[str, Section] = {}
+    for file in sorted(folder.rglob("*.py")):
+        for section in sections_of(file):
+            if section.name in found:
+                first = found[section.name]
+                raise CourseError(
+                    f"section {section.name} is there twice: {first.file}:{first.first_line} and "
+                    f"{section.file}:{section.first_line}"
+                )
+            found[section.name] = section
+    return found
+
+
+def sections_of(file: Path) -> list[Section]:
+    """The sections of one file, in the order in which they end. Raises CourseError as `find_sections` does."""
+    source = file.read_text(encoding="utf-8")
+    lines, markers = source.splitlines(), _markers(source)
+    opened: dict[str, int] = {}
+    sections = []
+    for number, (kind, name) in markers.items():
+        where = f"{file}:{number}"
+        if kind == "region":
+            if name in opened:
+                raise CourseError(f"{where}: section {name} begins again before it has ended")
+            opened[name] = number + 1
+        elif name not in opened:
+            raise CourseError(f"{where}: section {name} ends here, but has not begun")
+        else:
+            first = opened.pop(name)
+            inside = [lines[i - 1] for i in range(first, number) if i not in markers]
+            code = textwrap.dedent("\n".join(inside)).strip("\n")
+            if not code.strip():
+                raise CourseError(f"{where}: section {name} is empty")
+            sections.append(Section(name, file, first, number - 1, code))
+    if opened:
+        name, first = next(iter(opened.items()))
+        raise CourseError(f"{file}:{first - 1}: section {name} begins here, but does not end")
+    return sections
+
+
+def _markers(source: str) -> dict[int, tuple[str, str]]:
+    """What the markers say, by line number. Only comments count: the same words in a string are no marker."""
+    if "# region" not in source and "# endregion" not in source:
+        return {}
+    comments = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
+    found = {comment.start[0]: MARKER.fullmatch(comment.string.rstrip()) for comment in comments}
+    return {line: (marker[1], marker[2]) for line, marker in found.items() if marker}
