@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
@@ -170,7 +171,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "exact_branch_kv": ["--exact-branch-kv"],
         "max_new_tokens": ["--max-new-tokens", "11"],
         "ignore_eos": ["--ignore-eos"],
-        "stop_token_id": ["--stop-token-id", "300", "--stop-token-id", "301"],
+        "stop_token_id": ["--stop-token-id", "254", "--stop-token-id", "255"],
         "target": models[:2],
         "draft": models[2:],
         "dtype": ["--dtype", "float64"],
@@ -192,7 +193,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "exact_branch_kv": True,
         "max_new_tokens": 11,
         "ignore_eos": True,
-        "stop_token_ids": [300, 301],
+        "stop_token_ids": [254, 255],
         "target": models[1],
         "draft": models[3],
         "dtype": "float64",
@@ -349,7 +350,7 @@ def test_faults_of_refspec_keep_their_traceback(models: list[str], monkeypatch: 
     def fails(*_: object, **__: object) -> None:
         raise IndexError("a fault")
 
-    monkeypatch.setattr("refspec.cli.generate.make_trace", fails)
+    monkeypatch.setattr("refspec.engine.record.make_trace", fails)
     assert isinstance(CliRunner().invoke(app, ["generate", "x", *models]).exception, IndexError)
 
 
@@ -366,6 +367,29 @@ def test_ctrl_c(models: list[str]) -> None:
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=20)
     assert (running.returncode, out, err) == (130, "", "refspec: interrupted\n")
+
+
+@pytest.mark.parametrize("call", [["-m", "refspec"], ["-c", "from refspec.__main__ import main; main()"]])
+def test_ctrl_c_while_the_commands_are_loading(call: list[str], tmp_path: Path) -> None:
+    """Called as a module, and as the console script calls it. A stand-in for typer is where it gets no further."""
+    (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n")
+    env = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), SOURCE]))
+    done = subprocess.run([sys.executable, *call, "--help"], env=env, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "refspec: interrupted\n")
+
+
+def test_ctrl_c_while_the_command_line_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.core.TyperGroup.parse_args", interrupted)
+    done = run("--help")
+    assert (done.status, done.out, done.err.splitlines()) == (130, "", ["refspec: interrupted"])
+
+
+def test_the_console_script_is_the_module() -> None:
+    project = tomllib.loads((Path(SOURCE).parent / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"refspec": "refspec.__main__:main"}
 
 
 def test_watching_a_run(models: list[str]) -> None:

@@ -39,7 +39,7 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     assert done.returncode == (0 if report["ok"] else 1)
     for check in found.values():
         assert check["needed_for"]
-        assert check["ok"] or check["remedy"] or check["name"] == "GPU"
+        assert check["ok"] or check["remedy"] or check["name"] in ("GPU", "SGLang oracle")
     return found
 
 
@@ -48,11 +48,17 @@ def test_this_machine() -> None:
     assert torch.__version__ in found["torch"]["found"]
     assert found["torch"]["required"]
     assert found["GPU"]["ok"] == torch.cuda.is_available()
-    assert "not part of this version" in found["SGLang oracle"]["found"]
+    assert (found["SGLang oracle"]["found"], found["SGLang oracle"]["remedy"]) == ("not part of this version", None)
+    assert "cache" not in found, "nothing is kept in one"
     shown = ask()
     for name, check in found.items():
         assert name in shown.stdout
         assert check["ok"] or check["needed_for"] in " ".join(shown.stdout.split())
+
+
+def test_commands_to_begin_with_can_be_copied_from_80_columns() -> None:
+    lines = ask(COLUMNS="80").stdout.splitlines()
+    assert lines[-2:] == ["  refspec demo", '  refspec generate "def fib(n):"']
 
 
 BROKEN = {

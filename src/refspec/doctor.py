@@ -21,7 +21,6 @@ from typing import Any
 
 OLDEST_PYTHON = (3, 11)
 CHILD_SECONDS = 120
-LITTLE_SPACE_MB = 500
 # Those that the engine loads unless it is told otherwise.
 REQUIRED_WEIGHTS = ("tiny", "tiny-eagle")
 
@@ -51,10 +50,8 @@ def examine() -> list[Check]:
             "SGLang oracle",
             "comparing our kernels with SGLang's own",
             ok=False,
-            found="not installed: it is not part of this version",
-            remedy="none yet: it comes with a later version",
+            found="not part of this version",
         ),
-        _check_cache(),
     ]
 
 
@@ -128,20 +125,6 @@ def _check_triton(answer: dict[str, Any]) -> Check:
         return check(ok=False, found=answer["error"], remedy="pip install triton")
     found = "not installed: its wheels are for Linux only"
     return check(ok=False, found=found, remedy="use a Linux container, or WSL on Windows")
-
-
-def _check_cache() -> Check:
-    check = partial(Check, "cache", "what later versions download and compile")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute() / "refspec"
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free_mb = shutil.disk_usage(there).free // 2**20
-    if not os.access(there, os.W_OK):
-        remedy = "set XDG_CACHE_HOME to a folder that can be written to"
-        return check(ok=False, found=f"{folder} cannot be written to", remedy=remedy)
-    if free_mb < LITTLE_SPACE_MB:
-        remedy = "make room, or set XDG_CACHE_HOME to another disk"
-        return check(ok=False, found=f"only {free_mb} MB free at {folder}", remedy=remedy)
-    return check(ok=True, found=f"{free_mb / 1024:.1f} GB free at {folder}")
 
 
 # --- the child --------------------------------------------------------------------------------------------------------

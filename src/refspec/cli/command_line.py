@@ -52,7 +52,10 @@ class CommandLine(TyperGroup):
         sys.exit(status if isinstance(status, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args or ["--help"])
+        try:
+            return super().parse_args(ctx, args or ["--help"])
+        except KeyboardInterrupt:
+            raise typer.Exit(_complain("interrupted", 130)) from None
 
     def invoke(self, ctx: Any) -> Any:
         try:

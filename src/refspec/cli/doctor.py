@@ -51,4 +51,4 @@ def _show(console: Console, checks: list[Check]) -> None:
         first = next(check.name for check in checks if check.required and not check.ok)
         console.print(f"refspec generate cannot run yet; to be mended first: {first}", style="bold")
     else:
-        console.print('refspec generate can run. To begin with: refspec demo, or refspec generate "def fib(n):"')
+        console.print('refspec generate can run. To begin with:\n\n  refspec demo\n  refspec generate "def fib(n):"')

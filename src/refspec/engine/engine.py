@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -133,7 +133,7 @@ class Engine:
         """Decode all prompts, batched as the pool allows; results in the prompts' order.
 
         params: one for all, or one for each. observer is called with the trace of every speculative round.
-        Raises ValueError for a prompt that cannot be served, before any is.
+        Raises ValueError for a prompt that cannot be served, or a stop token that does not exist, before any is served.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise ValueError(f"prompts is {prompts!r}: give a list of prompts")
@@ -159,8 +159,9 @@ class Engine:
         return [self._generation(request) for request in requests]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamBlock]:
-        """Decode one prompt, block by block. The prompt is checked at once; closing the iterator ends the request.
+        """Decode one prompt, block by block. Closing the iterator ends the request.
 
+        What `generate` would refuse is refused with the same ValueError, at once and not at the first block.
         Other streams and `generate` may run in between. Raises RuntimeError if a failure of theirs ended this one.
         """
         request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
@@ -205,6 +206,12 @@ class Engine:
                 f"prompt {index} has {len(ids)} tokens, but the model's context is {self.max_context}, "
                 "of which the output needs at least 1: shorten the prompt"
             )
+        for token in params.stop_token_ids:
+            if token >= self.vocab_size:
+                raise ValueError(
+                    f"stop token id {token} of prompt {index} is not in the vocabulary of {self.vocab_size} ids, "
+                    f"0 to {self.vocab_size - 1}: nothing would ever stop at it"
+                )
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
             stops.update(self.target_model.config.eos_token_ids)
@@ -226,18 +233,16 @@ class Engine:
 
     def _stream(self, request: Request) -> Iterator[StreamBlock]:
         self.scheduler.add(request)
-        sent_tokens, sent_text = 0, ""
+        sent_tokens, text = 0, _TextInPieces(self.decode)
         try:
             while request.finish_reason is None or sent_tokens < len(request.output_ids):
                 if sent_tokens == len(request.output_ids):
                     self.scheduler.step()
                     continue
-                text = self.decode(request.output_ids)
-                if request.finish_reason is None:
-                    text = text.rstrip("\ufffd")
-                block = StreamBlock(request.output_ids[sent_tokens:], text[len(sent_text) :], request.finish_reason)
+                piece = text.next_piece(request.output_ids, last=request.finish_reason is not None)
+                block = StreamBlock(request.output_ids[sent_tokens:], piece, request.finish_reason)
                 # Before the yield: while this stream rests, others may take steps in which its request goes on.
-                sent_tokens, sent_text = len(request.output_ids), text
+                sent_tokens = len(request.output_ids)
                 yield block
             if request.finish_reason == "abort":
                 raise RuntimeError("this request was aborted, since a step of the engine failed")
@@ -277,6 +282,35 @@ class Engine:
         if isinstance(draft, LlamaForCausalLM):
             raise ValueError("the draft is a whole language model: algorithm eagle takes an EAGLE head")
         return _finite(draft, "draft")
+
+
+class _TextInPieces:
+    """The text of an output that grows, without decoding all of it again for each piece.
+
+    Only a window of the newest ids is decoded. It begins one piece early, at an id with which a character begins:
+    for some decoders the first id is a special case (a space before it is dropped), and that id's text is out already.
+    (tokenizers' own DecodeStream does as much, but has no way to ask for what is left at the end.)
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._start = 0  # where the window begins
+        self._boundary = 0  # the newest place known to lie between two characters
+        self._told = 0  # characters of the window's text that are out
+
+    def next_piece(self, ids: list[int], last: bool) -> str:
+        """What `ids`, the whole output so far, add to the pieces before; bytes of half a character wait, if not last.
+
+        Together the pieces are decode(ids), wherever they were cut, unless further ids change the text before them:
+        decoders with byte fallback do so to bytes that never become a character.
+        """
+        text = self._decode(ids[self._start :])
+        whole = text if last else text.rstrip("\ufffd")
+        piece = whole[self._told :]
+        self._told = max(self._told, len(whole))
+        if len(whole) == len(text) and (newest := self._decode(ids[self._boundary :])):
+            self._start, self._boundary, self._told = self._boundary, len(ids), len(newest)
+        return piece
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
