@@ -11,6 +11,7 @@ from refspec.cli.bench import bench_app
 from refspec.cli.command_line import CommandLine
 from refspec.cli.demo import demo
 from refspec.cli.doctor import doctor
+from refspec.cli.exercises import exercises, grade, hint, reset, start
 from refspec.cli.generate import generate
 from refspec.cli.quiz import quiz
 from refspec.cli.site import site_app
@@ -27,6 +28,8 @@ app.command()(generate)
 app.add_typer(trace_app, name="trace")
 app.add_typer(bench_app, name="bench")
 app.command()(demo)
+for command in (exercises, start, grade, hint, reset):
+    app.command()(command)
 app.command()(quiz)
 app.add_typer(site_app, name="site")
 app.command()(doctor)
