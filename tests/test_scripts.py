@@ -5,10 +5,12 @@ FAKE_PYTHON: an interpreter that makes environments and installs into them in no
 without the fake.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -106,10 +108,39 @@ def outline(tmp_path: Path) -> Outline:
 # --- what they do
 
 
-def test_start_runs_doctor_and_demo(outline: Outline) -> None:
-    out = outline.run("start.sh", "--no-serve")
-    assert out.index("\nrefspec doctor\n") < out.index("\nrefspec demo\n")
+def test_start_runs_doctor_and_demo_then_serves_the_site(outline: Outline) -> None:
+    out = outline.run("start.sh")
+    served = re.search(r"\nrefspec site serve --port 80\d\d\n\Z", out)
+    assert served
+    assert out.index("\nrefspec doctor\n") < out.index("\nrefspec demo\n") < served.start()
+    assert "refspec start 01" in out
     assert outline.calls() == ["pip install", "pip install"]
+
+
+def test_start_ends_after_the_demo_if_asked_to(outline: Outline) -> None:
+    out = outline.run("start.sh", "--no-serve")
+    assert "\nrefspec demo\n" in out
+    assert "\nrefspec site" not in out
+    assert out.endswith("refspec site serve\n"), "it says how to have it"
+
+
+def test_start_takes_the_next_port_where_8000_is_taken(outline: Outline) -> None:
+    with socket.socket() as holder:
+        with contextlib.suppress(OSError):  # then somebody else holds it
+            holder.bind(("127.0.0.1", 8000))
+            holder.listen()
+        out = outline.run("start.sh")
+    taken = re.search(r"port 8000 is taken: taking (80\d\d)\n", out)
+    assert taken
+    assert out.endswith(f"\nrefspec site serve --port {taken[1]}\n")
+
+
+@pytest.mark.parametrize("command", ["doctor", "demo"])
+def test_start_stops_where_a_command_fails(outline: Outline, command: str) -> None:
+    outline.run("start.sh", "--no-serve")
+    refspec = outline.venv / "bin" / "refspec"
+    refspec.write_text(f'#!/bin/sh\n[ "$1" != {command} ]\n')
+    assert f"refspec {command} " in outline.refuse("start.sh")
 
 
 def test_test_runs_checks_then_pytest(outline: Outline) -> None:
