@@ -22,6 +22,7 @@ pr = 2150
 title = "part 4 | worker"
 changed = "A worker."
 """
+REPLAY = "{{{{ replay prompt=x topk={k} num_steps=3 num_draft_tokens={n} max_new_tokens=9 round={round} }}}}"
 
 
 def chapter_with(folder: Path, lesson: str, commits: str = COMMIT) -> Chapter:
@@ -66,7 +67,10 @@ def test_code_comes_from_the_sources(tmp_path: Path) -> None:
         ("{{ example nothing }}", "there is no table nothing"),
         ("{{ exercise nothing }}", "there is no exercise nothing"),
         ("{{ replay prompt=x }}", "replay takes just these"),
-        ("{{ replay prompt=x topk=4 num_steps=3 num_draft_tokens=99 max_new_tokens=9 round=0 }}", "num_draft_tokens is 99"),
+        (
+            "{{ replay prompt=x topk=4 num_steps=3 num_draft_tokens=99 max_new_tokens=9 round=0 }}",
+            "num_draft_tokens is 99",
+        ),
         ("{{ replay prompt=x topk=a num_steps=3 num_draft_tokens=4 max_new_tokens=9 round=0 }}", "'a'"),
         ("{{ replay prompt=x topk=1 num_steps=3 num_draft_tokens=4 max_new_tokens=9 round=70 }}", "has no round 70"),
         ("{{ quiz }}", r"cannot read .*quiz\.toml"),
@@ -102,7 +106,9 @@ def test_a_replay_carries_its_trace_whole(tmp_path: Path) -> None:
 
 def test_commits_become_rows_with_links(tmp_path: Path) -> None:
     page = woven(tmp_path, "{{ commits }}\n")
-    assert "[`815dce0554`](https://github.com/sgl-project/sglang/commit/815dce0554793d0788faf4eaacf0c7271c070e95)" in page
+    assert (
+        "[`815dce0554`](https://github.com/sgl-project/sglang/commit/815dce0554793d0788faf4eaacf0c7271c070e95)" in page
+    )
     assert r"part 4 \| worker ([#2150](https://github.com/sgl-project/sglang/pull/2150)) | A worker. |" in page
 
 

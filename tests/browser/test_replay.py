@@ -74,6 +74,7 @@ def test_steps_tell_what_the_trace_holds(page: Page, replay: Locator, shape: str
         walk = [step for step in steps if step["phase"] == "walk"]
         assert len(walk) == len(path)  # a step for each accepted edge, and one for the bonus
         assert [step["state"]["at"] for step in walk] == path
+        assert [step["state"]["walked"] for step in walk] == [*range(2, len(path) + 1), len(path)]
         assert ["accepted." in step["sentence"].split(": ")[-1] for step in walk[:-1]] == [True] * (len(path) - 1)
         assert "it is the bonus" in walk[-1]["sentence"]
         assert [step["state"]["bonus"] for step in walk] == [False] * (len(path) - 1) + [True]

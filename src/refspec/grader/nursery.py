@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 from refspec.grader import child

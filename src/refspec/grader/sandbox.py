@@ -23,7 +23,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from refspec.grader import wire
 from refspec.grader.limits import Limits

@@ -48,6 +48,7 @@ class EagleWorkerV1(Worker):
         if mode is ForwardMode.IDLE:
             batch.draft_input = self._empty_draft_input()
         return self._round(batch, observer)
+
     # endregion forward_modes
 
     def _prefill(self, batch: RunningBatch) -> RunningBatch:
@@ -74,6 +75,7 @@ class EagleWorkerV1(Worker):
             if observer and recorder:
                 observer(recorder.record(batch, candidates, tree, verified, done))
         return going_on
+
     # endregion one_round
 
     def _empty_draft_input(self) -> DraftInput:
