@@ -42,7 +42,7 @@ def test_code_is_shown_without_markers_and_without_its_indentation(tmp_path: Pat
 
 def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     inner, outer = sections_of(write(tmp_path, SOURCE))
-    assert (inner.first_line, inner.last_line) == (11, 13)
+    assert (inner.first_line, inner.last_line) == (11, 12)
     assert (outer.first_line, outer.last_line) == (9, 15)
 
 

@@ -30,7 +30,7 @@ class Section:
 
     name: str
     file: Path
-    first_line: int  # of its code, from 1
+    first_line: int  # of its code, from 1; blank lines around it do not count
     last_line: int
     code: str
 
@@ -70,11 +70,12 @@ def sections_of(file: Path) -> list[Section]:
             raise CourseError(f"{where}: section {name} ends here, but has not begun")
         else:
             first = opened.pop(name)
-            inside = [lines[i - 1] for i in range(first, number) if i not in markers]
-            code = textwrap.dedent("\n".join(inside)).strip("\n")
-            if not code.strip():
+            inside = [i for i in range(first, number) if i not in markers]
+            filled = [i for i in inside if lines[i - 1].strip()]
+            if not filled:
                 raise CourseError(f"{where}: section {name} is empty")
-            sections.append(Section(name, file, first, number - 1, code))
+            code = textwrap.dedent("\n".join(lines[i - 1] for i in inside)).strip("\n")
+            sections.append(Section(name, file, filled[0], filled[-1], code))
     if opened:
         name, first = next(iter(opened.items()))
         raise CourseError(f"{file}:{first - 1}: section {name} begins here, but does not end")
