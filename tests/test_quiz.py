@@ -96,6 +96,13 @@ def test_chapter_1_asks_what_its_run_can_answer() -> None:
     assert answers["plain"] == 32
 
 
+def test_what_chapter_1_takes_for_granted_in_a_question() -> None:
+    """It says that three drafts are accepted in the first round."""
+    [question] = [q for q in read_quiz(find_chapter("1")) if q.id == "verify-slots-returned"]
+    assert "3 drafts are accepted" in question.ask
+    assert len(observe(question.run).rounds[0].requests[0].accepted_rows) == 1 + 3
+
+
 def test_json_is_one_document_with_the_answers() -> None:
     result = runner.invoke(app, ["quiz", "01", "--json"])
     assert result.exit_code == 0

@@ -43,7 +43,7 @@ class Run(BaseModel):
 
     def __str__(self) -> str:
         shape = f"k={self.topk} S={self.num_steps} N={self.num_draft_tokens}" if self.topk else "no speculation"
-        return f"{self.prompt!r}, {shape}, {self.max_new_tokens} new tokens"
+        return f"`{self.prompt}`, {shape}, {self.max_new_tokens} new tokens"
 
 
 class Question(BaseModel):

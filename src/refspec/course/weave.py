@@ -31,7 +31,7 @@ from refspec.chapters import REPOSITORY, SOURCES, Chapter, CourseError, find_cha
 from refspec.config import SamplingParams, SpecConfig
 from refspec.course.example import TABLES
 from refspec.course.figures import FIGURES
-from refspec.course.quiz import read_quiz
+from refspec.course.quiz import Run, read_quiz
 from refspec.course.runs import record_run
 from refspec.course.sections import Section, find_sections
 from refspec.grader.exercise import Exercise, load_exercises
@@ -157,9 +157,13 @@ class _Weaver:
     def _quiz(self, arguments: list[str]) -> str:
         _none(arguments)
         questions = read_quiz(self.chapter)
-        listed = [f"{i}. {question.ask} ({question.run})" for i, question in enumerate(questions, start=1)]
+        by_run: dict[Run, list[int]] = {}
+        for number, question in enumerate(questions, start=1):
+            by_run.setdefault(question.run, []).append(number)
+        runs = [f"- {_numbers(numbers)}: {run}" for run, numbers in by_run.items()]
+        asked = [f"{number}. {question.ask}" for number, question in enumerate(questions, start=1)]
         command = f"```bash\nrefspec quiz {self.chapter.number}\n```"
-        return "\n".join([*listed, "", command])
+        return "\n".join([*asked, "", "The runs that they are about:", "", *runs, "", command])
 
     def _exercise(self, arguments: list[str]) -> str:
         name = _only(arguments)
@@ -178,7 +182,7 @@ class _Weaver:
             link = f"[`{commit.hash[:10]}`]({SGLANG}/commit/{commit.hash})"
             pr = f"[#{commit.pr}]({SGLANG}/pull/{commit.pr})"
             title = commit.title.replace("|", "\\|")
-            rows.append(f"| {commit.date} | {link} {title} ({pr}) | {commit.changed} |")
+            rows.append(f"| <time>{commit.date}</time> | {link} {title} ({pr}) | {commit.changed} |")
         return "\n".join(rows)
 
 
@@ -204,3 +208,9 @@ def _only(arguments: list[str]) -> str:
 def _none(arguments: list[str]) -> None:
     if arguments:
         raise CourseError(f"nothing may follow, but there is: {' '.join(arguments)}")
+
+
+def _numbers(numbers: list[int]) -> str:
+    """As in: questions 1, 2 and 5."""
+    *most, last = map(str, numbers)
+    return f"questions {', '.join(most)} and {last}" if most else f"question {last}"
