@@ -8,7 +8,7 @@ Makes .venv in the repository, installs requirements.lock and refspec into it, h
 machine can run, then runs \`refspec demo\`: prompts decoded plainly and with EAGLE, on the weights shipped here. At the
 end it builds the course's site and serves it on 127.0.0.1, port 8000 or the next that is free, until Ctrl-C.
 
-  --no-serve   end after the demo: neither build the site nor serve it
+  --no-serve   build the site (into site/), but do not serve it
   PYTHON=...   in the environment: the Python to make .venv with, 3.11 or newer; else one is looked for"
 
 here=$(readlink -f -- "${BASH_SOURCE[0]}") # start.sh itself, also when called through a symlink
@@ -47,14 +47,16 @@ say "refspec doctor"
 "$venv/bin/refspec" doctor || die "refspec doctor found something in the way: see above"
 say "refspec demo"
 "$venv/bin/refspec" demo || die "refspec demo has failed: see above"
+say "refspec site build (half a minute, the first time)"
+"$venv/bin/refspec" site build || die "refspec site build has failed: see above"
 if [ $serve = no ]; then
-  say "done; the course's site: . .venv/bin/activate && refspec site serve"
+  say "done; to read the course: . .venv/bin/activate && refspec site serve"
   exit
 fi
 
 port=$(free_port)
 [ -n "$port" ] || die "ports 8000 to 8099 are taken; choose one: . .venv/bin/activate && refspec site serve --port PORT"
 [ "$port" = 8000 ] || say "port 8000 is taken: taking $port"
-say "refspec site serve --port $port (the first time, building takes a minute)"
+say "refspec site serve --port $port"
 say "next, in another terminal: . .venv/bin/activate && refspec start 01"
 exec "$venv/bin/refspec" site serve --port "$port"

@@ -112,15 +112,17 @@ def test_start_runs_doctor_and_demo_then_serves_the_site(outline: Outline) -> No
     out = outline.run("start.sh")
     served = re.search(r"\nrefspec site serve --port 80\d\d\n\Z", out)
     assert served
-    assert out.index("\nrefspec doctor\n") < out.index("\nrefspec demo\n") < served.start()
+    ran = [out.index(f"\nrefspec {command}\n") for command in ("doctor", "demo", "site build")]
+    assert ran == sorted(ran)
+    assert ran[-1] < served.start()
     assert "refspec start 01" in out
     assert outline.calls() == ["pip install", "pip install"]
 
 
-def test_start_ends_after_the_demo_if_asked_to(outline: Outline) -> None:
+def test_start_does_not_serve_if_asked_not_to(outline: Outline) -> None:
     out = outline.run("start.sh", "--no-serve")
-    assert "\nrefspec demo\n" in out
-    assert "\nrefspec site" not in out
+    assert "\nrefspec site build\n" in out
+    assert "\nrefspec site serve" not in out
     assert out.endswith("refspec site serve\n"), "it says how to have it"
 
 
@@ -135,7 +137,7 @@ def test_start_takes_the_next_port_where_8000_is_taken(outline: Outline) -> None
     assert out.endswith(f"\nrefspec site serve --port {taken[1]}\n")
 
 
-@pytest.mark.parametrize("command", ["doctor", "demo"])
+@pytest.mark.parametrize("command", ["doctor", "demo", "site"])
 def test_start_stops_where_a_command_fails(outline: Outline, command: str) -> None:
     outline.run("start.sh", "--no-serve")
     refspec = outline.venv / "bin" / "refspec"
