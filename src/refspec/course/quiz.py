@@ -7,7 +7,7 @@ written down anywhere: it is measured when somebody asks.
     id = "candidates"
     ask = "How many candidates does a round score?"
     measure = "candidates per round"
-    run = {prompt = "def fib(n):", topk = 4, num_steps = 3, num_draft_tokens = 16, max_new_tokens = 32}
+    run = {prompts = ["def fib(n):"], topk = 4, num_steps = 3, num_draft_tokens = 16, max_new_tokens = 32}
     because = "k from the first level, k² from each of the others."
 """
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class Run(BaseModel):
-    """A run of the shipped models; topk = 0 decodes plainly."""
+    """A run of the shipped models, all prompts in one batch; topk = 0 decodes plainly."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt: str
+    prompts: tuple[str, ...]
     topk: int
     num_steps: int = 0
     num_draft_tokens: int = 0
@@ -43,7 +43,8 @@ class Run(BaseModel):
 
     def __str__(self) -> str:
         shape = f"k={self.topk} S={self.num_steps} N={self.num_draft_tokens}" if self.topk else "no speculation"
-        return f"`{self.prompt}`, {shape}, {self.max_new_tokens} new tokens"
+        prompts = " and ".join(f"`{prompt}`" for prompt in self.prompts)
+        return f"{prompts}, {shape}, {self.max_new_tokens} new token{'s' if self.max_new_tokens > 1 else ''}"
 
 
 class Question(BaseModel):
@@ -69,7 +70,7 @@ class Observed:
     """What a run left behind to be measured."""
 
     rounds: list[Round]  # none when decoding plainly
-    generation: Generation
+    generations: list[Generation]
     stats: Stats
 
     @property
@@ -79,19 +80,19 @@ class Observed:
 
 
 MEASURES: dict[str, Callable[[Observed], int]] = {
+    "rounds": lambda seen: seen.stats.rounds,
     "target forwards per round": lambda seen: _same(r.forwards["target"] for r in seen.uncut),
     "draft and extend forwards per round": lambda seen: _same(
         r.forwards.get("draft", 0) + r.forwards["extend"] for r in seen.uncut
     ),
-    "extend forwards of the last round": lambda seen: seen.rounds[-1].forwards.get("extend", 0),
-    "candidates per round": lambda seen: _same(len(r.requests[0].candidates) for r in seen.rounds),
-    "slots taken by draft per round": lambda seen: _same(r.slots_taken["draft"] for r in seen.rounds),
-    "slots returned by draft per round": lambda seen: _same(r.slots_returned["draft"] for r in seen.rounds),
-    "slots taken by verify per round": lambda seen: _same(r.slots_taken["verify"] for r in seen.rounds),
-    "slots returned by commit in the first round": lambda seen: seen.rounds[0].slots_returned["commit"],
-    "output tokens less the sum of accept_lens": lambda seen: (
-        len(seen.generation.token_ids) - sum(seen.generation.accept_lens)
+    "candidates of a request per round": lambda seen: _same(
+        len(request.candidates) for r in seen.rounds for request in r.requests
     ),
+    "slots taken by draft in the first round": lambda seen: seen.rounds[0].slots_taken["draft"],
+    "slots taken by verify in the first round": lambda seen: seen.rounds[0].slots_taken["verify"],
+    "slots returned by commit in the first round": lambda seen: seen.rounds[0].slots_returned["commit"],
+    "first accept_lens": lambda seen: _same(done.accept_lens[0] for done in seen.generations),
+    "extend forwards of the last round": lambda seen: seen.rounds[-1].forwards.get("extend", 0),
     "target forwards, prefill included": lambda seen: seen.stats.target_forwards + seen.stats.prefill_target_forwards,
 }
 
@@ -131,8 +132,8 @@ def observe(run: Run) -> Observed:
     engine = Engine("tiny", spec=spec)
     rounds: list[Round] = []
     params = SamplingParams(max_new_tokens=run.max_new_tokens)
-    generation = engine.generate([run.prompt], params, rounds.append if spec else None)[0]
-    return Observed(rounds, generation, engine.stats)
+    generations = engine.generate(run.prompts, params, rounds.append if spec else None)
+    return Observed(rounds, generations, engine.stats)
 
 
 def parse_prediction(text: str) -> Fraction:

@@ -40,7 +40,6 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     # region reserve_draft_slots
     state = allocator.backup_state()
     slots = allocator.alloc(b * k * steps).view(b, k, steps)
-    # endregion reserve_draft_slots
 
     topk_p, topk_index, hidden_states = start.topk_p, start.topk_index, start.hidden_states
     scores = topk_p
@@ -49,6 +48,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     tail_mask = own_column[:, :, :0]
     prefix_slots, first_positions = batch.prefix_slots(), batch.seq_lens.repeat_interleave(k)
     slots_by_step = slots.transpose(1, 2).flatten(1)  # (b, S*k): k columns for each step
+    # endregion reserve_draft_slots
     # region draft_loop
     for i in range(steps):
         input_ids, hidden_states, scores, level = select_top_k_tokens(i, topk_p, topk_index, hidden_states, scores, k)

@@ -44,8 +44,8 @@ class PlainWorker(Worker):
         assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, batch.seq_lens + 1, slots)
         batch.seq_lens = batch.seq_lens + 1
         batch.bonus_tokens = greedy_choice(out.logits)
+        # endregion plain_step
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len += 1
             request.accept_lens.append(append_tokens(request, [token]))
         self.stats.count_round([1] * b, num_steps=0, num_candidates=0)
-        # endregion plain_step
