@@ -91,8 +91,8 @@ assert engine.draft_model.shared[0] is engine.target_model.embed_tokens
 # ## One round
 #
 # Its phases, in their order: **draft**, **tree**, **verify**, **commit**, **extend**. The target runs once, in verify.
-# The draft runs S times: S − 1 times in the draft phase, whose first level is there already, and once in extend, which
-# reads what was committed and so makes the first level of the *next* round.
+# The draft runs S times: S − 1 times in the draft phase, whose level 0 is there already, and once in extend, which
+# reads what was committed and so makes level 0 of the *next* round.
 
 # %%
 trace = make_trace(engine, {}, [prompt], [generation], rounds)
@@ -105,8 +105,8 @@ assert [round_.forwards.get(name, 0) for name in ("draft", "target", "extend")] 
 # %% [markdown]
 # ### Draft: a pool of candidates
 #
-# At the first level the draft names its k likeliest tokens. From then on it follows k branches, and each has k
-# children, of which the best k are followed further. All children go into the pool, followed or not: k + (S − 1)·k².
+# At level 0 the draft names its k likeliest tokens. From then on it follows k branches, and each has k children, of
+# which the best k are followed further. All children go into the pool, followed or not: k + (S − 1)·k².
 # A candidate's score is the probability that the draft gives to the whole path down to it.
 
 # %%
@@ -123,9 +123,9 @@ assert len(tree.candidates) == k + (S - 1) * k**2
 fig, ax = plt.subplots(figsize=(7, 3.6))
 plots.draw_pool(ax, tree)
 plt.show()
-# alt: Scatter plot of the 36 candidates, 4 at level 1 and 16 at each of levels 2 and 3, by the probability of their
-# path, on a logarithmic axis. The 15 that are not below a dashed line are kept: all of level 1, some of level 2, few of
-# level 3.
+# alt: Scatter plot of the 36 candidates, 4 at level 0 and 16 at each of levels 1 and 2, by the probability of their
+# path, on a logarithmic axis. The 15 that are not below a dashed line are kept: all of level 0, some of level 1, few of
+# level 2.
 
 # %% [markdown]
 # The dashed line is the lowest score that was kept. A cut by score alone never tears the tree apart: a child's path is
@@ -171,7 +171,7 @@ print("row", N - 1, "sees the rows", path_to(N - 1))
 # %%
 tokens = [tree.bonus_token, *(tree.candidates[i].token for i in tree.kept)]
 in_cache = (engine.encode(prompt) + generation.token_ids)[: tree.seq_len]
-texts = [in_cache + [tokens[step] for step in path_to(row)] for row in range(N)]
+texts = [in_cache + [tokens[node] for node in path_to(row)] for row in range(N)]
 answers = plain.generate(texts, SamplingParams(max_new_tokens=1))
 assert [answer.token_ids for answer in answers] == [[choice] for choice in tree.target_predict]
 print(f"{N} paths one by one give the {N} choices that the tree gave at once")
@@ -322,10 +322,10 @@ assert done.accept_lens == [4]  # 3, 4 and 5 were drafts, 6 is the bonus
 # The draft's favourite after 3 was wrong, and still all S drafts of a path were accepted, since the tree had the other
 # idea as well. With k = 1 the tree is a chain, and the first round ends at the wrong guess.
 #
-# Something else can spoil the guess. By default, as in SGLang, branch j of the draft attends what branch j held at the
-# steps before. But the 4 is in the second branch, and its parent 3 was in the first: so it attends another token in its
-# parent's place, and a scripted model that attends the wrong tokens talks nonsense. `exact_branch_kv=True` lets each
-# branch attend its true ancestors. The output is the same in all cases: verification repairs any draft.
+# Something else can spoil the guess. By default, as in SGLang, branch j of the draft attends what branch j held in the
+# forwards before. But the 4 is in the second branch, and its parent 3 was in the first: so it attends another token in
+# its parent's place, and a scripted model that attends the wrong tokens talks nonsense. `exact_branch_kv=True` lets
+# each branch attend its true ancestors. The output is the same in all cases: verification repairs any draft.
 
 # %%
 for what, spec in {
@@ -373,8 +373,8 @@ assert all(len(one.token_ids) == 1 + sum(one.accept_lens) for one in generations
 # %% [markdown]
 # ## How far should the draft look ahead?
 #
-# With a chain (k = 1, N = S + 1), each further step costs the draft a forward in *every* round, and helps only in those
-# in which all guesses before it were right. Change the range or the prompts, and run the cell again.
+# With a chain (k = 1, N = S + 1), each further level costs the draft a forward in *every* round, and helps only in
+# those in which all guesses before it were right. Change the range or the prompts, and run the cell again.
 
 # %%
 steps = list(range(1, 8))
@@ -422,5 +422,7 @@ print(
 #    becomes of the mean accept length? And with `N = 37`, where every candidate is kept?
 # 2. In the tree of five words, change one word of `target_says` so that the round brings "cat", "sat" and a bonus. Then
 #    one so that it brings a bonus alone.
-# 3. Give `SpecConfig` the argument `exact_branch_kv=True`, so that the draft's branches attend their true ancestors in
-#    its cache. Does the output change? Does the accept length? Which of the two answers could you have known before?
+# 3. Set `k, S, N = 8, 5, 32` at the top and run all. Then once more with `exact_branch_kv=True` given to `config`, so
+#    that the draft's branches attend their true ancestors in its cache. Does the output change? Does the number of
+#    target forwards for the one prompt, and the mean over twelve? Do both get better? Which of the answers could you
+#    have known before?

@@ -48,11 +48,11 @@ def test_the_pool(rounds: list[Round], axes: Axes) -> None:
     assert kept == [scores[i] for i in tree.kept]
     assert dropped == [score for i, score in enumerate(scores) if i not in tree.kept]
     k, steps = len(tree.draft_slots), len(tree.draft_slots[0])
-    sizes = [k if level == 1 else k * k for level in range(1, steps + 1)]
+    sizes = [k if level == 0 else k * k for level in range(steps)]
     labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == [f"level {level}\n{size} candidates" for level, size in enumerate(sizes, start=1)]
+    assert labels == [f"level {level}\n{size} candidates" for level, size in enumerate(sizes)]
     places = sorted(x for collection in axes.collections for x, _ in collection.get_offsets())
-    for level, size in enumerate(sizes, start=1):
+    for level, size in enumerate(sizes):
         assert sum(abs(place - level) < 0.5 for place in places) == size
 
 

@@ -46,13 +46,16 @@
   }
 
   const many = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+  /** ["a", "b", "c"] as "a, b and c". */
+  const listed = (items) => [items.slice(0, -1).join(", "), items.at(-1)].filter(Boolean).join(" and ");
   const probability = (p) => (p > 0 && p < 0.0005 ? "<.001" : p.toFixed(3).replace(/^0/, ""));
 
   // --- steps -------------------------------------------------------------------------------------------------------
 
-  /** What follows from a round's data: the levels of the pool, which candidates became branches, rows, the bonus. */
+  /** What follows from a round's data: the levels of the pool, which candidates became branches, rows, the bonus.
+   * Levels and draft forwards count from 0, as in the code; what hangs under the root is level 0, at depth 1. */
   function factsOf(tree) {
-    const levels = tree.candidates.map(() => 1);
+    const levels = tree.candidates.map(() => 0);
     tree.candidates.forEach(({ parent }, i) => {
       if (parent >= 0) levels[i] = levels[parent] + 1;
     });
@@ -78,8 +81,8 @@
     const name = (id) => `‘${shown(vocabulary, id)}’`;
     const steps = [];
     let state = {
-      level: 0, // of the pool, as far as it is drafted
-      written: 0, // draft forwards done; forward i writes step i's slot of each branch
+      levels: 0, // of the pool that are drafted
+      written: 0, // draft forwards done; forward i writes column i of the draft slots
       draft: "none", // its slots: none, reserved, returned
       rows: false, // the kept candidates are numbered
       mask: false,
@@ -101,28 +104,30 @@
       `The root is the bonus token of the forward before, ${name(tree.bonus_token)}:`,
       `it is output already, but not in the cache yet, and its position is ${start}.`,
     ]);
-    for (let level = 1; level <= S; level++) {
-      const next = level === S && "They are not followed: the last level needs no forward.";
-      if (level === 1) {
+    for (let level = 0; level < S; level++) {
+      const next = level === S - 1 && "They are not followed: the last level needs no forward.";
+      if (level === 0) {
         const sentences = [
-          `Level 1 needs no forward: the last extend left the likeliest tokens after the root, k = ${k}.`,
+          `Level 0 needs no forward: the last extend left the likeliest tokens after the root, k = ${k}.`,
           next || "They are the branches.",
           `Draft slots are reserved for k · S = ${k} · ${S} = ${k * S} tokens.`,
         ];
-        add("draft", sentences, { level, draft: "reserved" });
+        add("draft", sentences, { levels: 1, draft: "reserved" });
       } else {
         const sentences = [
-          `Draft forward ${level - 1} of ${S - 1}: a row for each branch, at position ${start + level - 2};`,
-          `keys and values go to the slots of step ${level - 2}.`,
+          `Draft forward ${level - 1} makes level ${level}: a row for each branch, at position ${start + level - 1};`,
+          `keys and values go to column ${level - 1} of the draft slots.`,
           `The pool grows by ${many(levels.filter((l) => l === level).length, "candidate")}.`,
           next || `The best of them by path score, k = ${k}, are the next branches.`,
         ];
-        add("draft", sentences, { level, written: level - 1, forwards: { ...state.forwards, draft: level - 1 } });
+        const forwards = { ...state.forwards, draft: level };
+        add("draft", sentences, { levels: level + 1, written: level, forwards });
       }
     }
     const returned = [
       `Every draft slot goes back before the target runs: ${ranges(draftSlots)}.`,
-      `Step ${S - 1} never wrote to its own.`,
+      `${k * S} were taken and ${k * (S - 1)} written:`,
+      "the last of a branch’s S slots is never written, since the last level needs no forward.",
     ];
     add("give back", returned, { draft: "returned" });
     const kept = [
@@ -164,10 +169,12 @@
     if (reason) {
       add("extend", ["There is no extend for a request that has ended: it will draft no more."]);
     } else {
+      const rows = committed.map((_, i) => start + i); // their positions, see spec/extend.py
       const extended = [
-        `One draft forward reads what was committed, from position ${start} on, beside the target’s hidden states,`,
-        `and writes the kept slots. The likeliest tokens after ${name(committed.at(-1))}, k = ${k},`,
-        "are level 1 of the next round.",
+        `One draft forward over ${many(rows.length, "row")}, at position${rows.length === 1 ? "" : "s"} ${ranges(rows)},`,
+        "in the slots just kept. A row is fed the token after the one in its slot, the last row the bonus,",
+        "beside the target’s hidden state from which that token was chosen.",
+        `The likeliest tokens after the bonus, k = ${k}, are level 0 of the next round.`,
       ];
       add("extend", extended, { forwards: { ...state.forwards, extend: 1 } });
     }
@@ -212,8 +219,8 @@
   };
   const SLOT_WORDS = {
     committed: "committed before",
-    reserved: "reserved for the draft (branch·step)",
-    draft: "written by the draft (branch·step)",
+    reserved: "reserved for the draft (branch·column)",
+    draft: "written by the draft (branch·column)",
     verify: "taken by verify (row)",
     kept: "kept (row)",
     free: "free",
@@ -233,6 +240,26 @@
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
     if (text !== null) node.textContent = text;
     return node;
+  }
+
+  /** What a wide picture is scrolled in. Its classes say on which sides there is more, and the style fades those. */
+  function pane(picture) {
+    const node = html("div", { class: "rs-pane" }, picture);
+    const mark = () => {
+      node.classList.toggle("rs-more-left", node.scrollLeft > 1);
+      node.classList.toggle("rs-more-right", node.scrollLeft + node.clientWidth < node.scrollWidth - 1);
+    };
+    node.addEventListener("scroll", mark);
+    const sizes = new ResizeObserver(mark);
+    [node, picture].forEach((part) => sizes.observe(part));
+    return node;
+  }
+
+  /** Scrolls a pane as little as shows what lies from left to right in it, and a bit beside. */
+  function bringIntoView(node, left, right) {
+    const beside = 30;
+    const least = Math.max(node.scrollLeft, right + beside - node.clientWidth);
+    node.scrollLeft = Math.max(0, Math.min(least, left - beside));
   }
 
   const cut = (text, length) => ([...text].length <= length ? text : `${[...text].slice(0, length - 1).join("")}…`);
@@ -259,7 +286,10 @@
         return node;
       };
       this.select = html("select", { "aria-label": "round" });
-      this.rounds.forEach((round, i) => this.select.append(html("option", { value: i }, `round ${round.number}`)));
+      const [from, to] = [this.rounds[0].number, this.rounds.at(-1).number];
+      this.rounds.forEach(({ number }, i) =>
+        this.select.append(html("option", { value: i }, `round ${number} (of ${from} to ${to})`)),
+      );
       this.select.addEventListener("change", () => this.openRound(Number(this.select.value)));
       this.previousRound = button("◂", "previous round", () => this.openRound(this.index - 1));
       this.nextRound = button("▸", "next round", () => this.openRound(this.index + 1));
@@ -292,6 +322,7 @@
           html("span", { class: "rs-group" }, this.previousRound, this.select, this.nextRound),
           html("span", { class: "rs-group" }, this.first, this.back, this.next, this.last),
           this.counter,
+          html("span", { class: "rs-keys" }, "keys: ← → Home End"),
         ),
         html("div", { class: "rs-phases" }, ...this.chips),
         this.sentence,
@@ -320,10 +351,20 @@
         ArrowDown: () => this.look(Math.min(this.tree.parents.length - 1, (this.looked ?? -1) + 1)),
         Escape: () => this.look(null),
       }[event.key];
+      // With the focus on nothing in particular the page is scrolled by what does not go from step to step.
+      const ofSteps = ["ArrowLeft", "ArrowRight", "Home", "End"].includes(event.key);
+      if (on === "BODY" && (!ofSteps || event.shiftKey)) return;
       const vertical = event.key === "ArrowUp" || event.key === "ArrowDown" || event.key === "Escape";
       if (!turn || (vertical && !this.steps[this.step].state.mask)) return;
       event.preventDefault();
       turn();
+    }
+
+    /** How much of the replay the window shows, in pixels; 0 if that is less than half of what it could show. */
+    inView() {
+      const { top, bottom, height } = this.frame.getBoundingClientRect();
+      const shown = Math.min(bottom, innerHeight) - Math.max(top, 0);
+      return shown >= Math.min(height, innerHeight) / 2 ? shown : 0;
     }
 
     /** Draws all that a round will need, with nothing of it placed yet, and shows its first step. */
@@ -345,7 +386,7 @@
         this.nodes.push({
           id: i,
           parent: candidate.parent < 0 ? "root" : candidate.parent,
-          depth: this.facts.levels[i],
+          depth: this.facts.levels[i] + 1,
           token: candidate.token,
           row: rowOf.get(i) ?? null,
           pool: i,
@@ -359,8 +400,8 @@
         row: null,
         pool: null,
       };
-      const upTo = (level) => layout(this.nodes.filter((node) => node.depth <= level));
-      this.poolPlaces = Array.from({ length: this.facts.numSteps + 1 }, (_, level) => upTo(level));
+      const upTo = (depth) => layout(this.nodes.filter((node) => node.depth <= depth));
+      this.poolPlaces = Array.from({ length: this.facts.numSteps + 1 }, (_, levels) => upTo(levels));
       const rows = this.nodes.filter((node) => node.row !== null);
       // The bonus comes before the drafts that it was preferred to.
       this.treePlaces = layout([rows[0], this.bonusNode, ...rows.slice(1)]);
@@ -371,12 +412,10 @@
       this.picture.append(this.edges);
       for (const node of [...this.nodes, this.bonusNode]) this.picture.append(this.drawNode(node));
       this.maskPicture = this.drawMask();
-      this.stage.replaceChildren(
-        html("div", { class: "rs-pane" }, this.picture),
-        html("div", { class: "rs-pane rs-mask-pane" }, this.maskPicture),
-      );
+      this.treePane = pane(this.picture);
+      this.maskPane = pane(this.maskPicture);
+      this.stage.replaceChildren(this.treePane, this.maskPane);
       this.drawSlots();
-      this.looked = null;
       this.show(0);
     }
 
@@ -391,7 +430,7 @@
       node.note = svg("text", { class: "rs-note" });
       node.group.append(node.box, node.label, node.note, svg("title", {}, this.describe(node)));
       if (node.row !== null) {
-        node.group.addEventListener("pointerenter", () => this.look(node.row));
+        node.group.addEventListener("pointermove", () => this.look(node.row));
         node.group.addEventListener("pointerleave", () => this.look(null));
       }
       return node.group;
@@ -402,8 +441,9 @@
       if (node.pool === null) return token;
       const { score, parent } = this.tree.candidates[node.pool];
       const before = parent < 0 ? 1 : this.tree.candidates[parent].score;
-      const [whole, step] = [score.toPrecision(4), (score / before).toPrecision(4)];
-      return `${token}\ncandidate ${node.pool}, path score ${whole}, of which this step ${step}`;
+      const [whole, own] = [score.toPrecision(4), (score / before).toPrecision(4)];
+      const place = `candidate ${node.pool}, of level ${this.facts.levels[node.pool]}`;
+      return `${token}\n${place}, path score ${whole}, of which its own token ${own}`;
     }
 
     drawMask() {
@@ -423,7 +463,7 @@
         group.append(svg("text", { x: 18, y: y + 10, class: "rs-row-number" }, `${row}`));
         box(21, 2 * CELL - 2, "rs-prefix");
         [...bits].forEach((bit, column) => box(left + column * CELL, CELL, bit === "1" ? "rs-seen" : "rs-unseen"));
-        group.addEventListener("pointerenter", () => this.look(row));
+        group.addEventListener("pointermove", () => this.look(row));
         group.addEventListener("pointerleave", () => this.look(null));
         picture.append(group);
         return group;
@@ -460,7 +500,6 @@
       );
       this.element.dataset.step = step;
       this.element.dataset.phase = phase;
-      if (!state.mask) this.looked = null;
       this.showStory(state);
       this.showTree(state);
       this.showSlots(state);
@@ -468,7 +507,7 @@
       const [drafts, extends_] = [this.facts.numSteps - 1, this.tree.finish_reason ? 0 : 1];
       const counts = [`draft ${draft} of ${drafts}`, `target ${target} of 1`, `extend ${extend} of ${extends_}`];
       this.forwards.textContent = `forwards so far: ${counts.join(", ")}`;
-      this.look(this.looked);
+      this.look(null);
     }
 
     showStory(state) {
@@ -494,7 +533,7 @@
 
     showTree(state) {
       const geometry = state.mask ? TREE : POOL;
-      const places = state.mask ? this.treePlaces : this.poolPlaces[state.level];
+      const places = state.mask ? this.treePlaces : this.poolPlaces[state.levels];
       const columns = state.mask ? this.treeColumns : this.facts.numSteps + 1;
       const at = new Map();
       let bottom = 0;
@@ -505,7 +544,7 @@
           ? state.bonus && !(state.committed && this.facts.wasCut)
           : state.mask
             ? node.row !== null
-            : node.depth <= state.level || node.depth === 0;
+            : node.depth <= state.levels;
         node.group.style.display = visible ? "" : "none";
         if (!places.has(node.id)) continue;
         const { column, row } = places.get(node.id);
@@ -536,14 +575,25 @@
       this.edges.replaceChildren(...edges);
       this.picture.style.width = `${columns * (geometry.width + geometry.gap) - geometry.gap + 2}px`;
       this.picture.style.height = `${bottom + 2}px`;
-      this.maskPicture.parentNode.hidden = !state.mask;
+      this.maskPane.hidden = !state.mask;
+      const newest = [...this.nodes, this.bonusNode].find(({ id }) => id === this.newest(state));
+      if (newest) {
+        const [from, to] = [at.get(newest.parent) ?? at.get(newest.id), at.get(newest.id)];
+        bringIntoView(this.treePane, from.x, to.x + geometry.width);
+      }
       this.showLegend(state);
+    }
+
+    /** The node that a step is about; null: none. */
+    newest(state) {
+      if (state.at !== null) return state.bonus ? "bonus" : this.idOf(this.tree.accepted_rows[state.walked - 1]);
+      return state.rows ? null : this.nodes.find(({ depth }) => depth === state.levels).id;
     }
 
     nodeKind(node, state) {
       if (state.mask || node.row === 0) return this.fate(node.row, state);
       if (state.rows) return [node.row === null ? "faded" : "row", ""];
-      return [this.facts.branches.has(node.pool) && node.depth <= state.level ? "branch" : "candidate", ""];
+      return [this.facts.branches.has(node.pool) && node.depth <= state.levels ? "branch" : "candidate", ""];
     }
 
     /** Beside a candidate its path score; below a row its position, and then what the target chose after it. */
@@ -574,14 +624,14 @@
     showSlots(state) {
       const { draft_slots: branches, verify_slots: verify, kept_slots: kept } = this.tree;
       const drafted = new Map();
-      branches.forEach((steps, branch) => steps.forEach((slot, step) => drafted.set(slot, { branch, step })));
+      branches.forEach((slots, branch) => slots.forEach((slot, i) => drafted.set(slot, { branch, i })));
       const counts = new Map();
       for (const { slot, use, cell } of this.cells) {
         const row = verify.indexOf(slot);
         let [kind, words] = ["free", ""];
         if (state.draft === "reserved" && drafted.has(slot)) {
-          const { branch, step } = drafted.get(slot);
-          [kind, words] = [step < state.written ? "draft" : "reserved", `${branch}·${step}`];
+          const { branch, i } = drafted.get(slot);
+          [kind, words] = [i < state.written ? "draft" : "reserved", `${branch}·${i}`];
         } else if (state.verify === "taken" && row >= 0) {
           [kind, words] = ["verify", `r${row}`];
         } else if (state.verify === "settled" && kept.includes(slot)) {
@@ -622,12 +672,16 @@
       });
       this.lookedAt.textContent = "";
       if (row === null) return;
-      const seen = [...bits].flatMap((bit, i) => (bit === "1" ? [i] : []));
-      const [token, position] = [shown(this.trace.vocabulary, this.facts.tokens[row]), this.tree.positions[row]];
-      const attends = `attends the cache and of the tree ${seen.join(", ")}`;
-      this.lookedAt.textContent = `Row ${row}, ${token}, at position ${position}: ${attends}.`;
+      const others = [...bits].flatMap((bit, i) => (bit === "1" && i !== row ? [`row ${i}`] : []));
+      const attended = listed([`the ${many(this.tree.seq_len, "cached token")}`, ...others, "itself"]);
+      const token = shown(this.trace.vocabulary, this.facts.tokens[row]);
+      this.lookedAt.textContent = `Row ${row} (‘${token}’), position ${this.tree.positions[row]}, attends ${attended}.`;
     }
   }
+
+  // --- the page ----------------------------------------------------------------------------------------------------
+
+  const replays = [];
 
   function enhance(element) {
     if (element.querySelector(".rs-replay, .rs-broken")) return;
@@ -635,13 +689,20 @@
       const trace = JSON.parse(element.querySelector('script[type="application/json"]').textContent);
       if (trace.schema_version !== 1)
         throw new Error(`its trace has version ${trace.schema_version}, this page reads 1`);
-      new Replay(element, trace);
+      replays.push(new Replay(element, trace));
     } catch (error) {
       element.replaceChildren(
         html("p", { class: "rs-broken", role: "alert" }, `This replay cannot be shown: ${error.message}`),
       );
     }
   }
+
+  // Keys that nothing on the page has asked for go to the replay that the reader looks at.
+  document.addEventListener("keydown", (event) => {
+    if (event.target !== document.body || event.defaultPrevented) return;
+    const [seen] = replays.filter((replay) => replay.inView()).sort((a, b) => b.inView() - a.inView());
+    seen?.onKey(event);
+  });
 
   globalThis.refspecReplay = { stepsOf, enhance };
   const enhanceAll = () => document.querySelectorAll(".refspec-replay").forEach(enhance);

@@ -36,6 +36,17 @@ def test_page_is_quiet_and_fits(page: Page, address: str, name: str) -> None:
     assert page.evaluate("[...document.images].every((image) => image.alt)")
 
 
+def test_code_of_100_characters_is_seen_whole(page: Page, address: str) -> None:
+    page.goto(address + PAGES["chapter"])
+    missing = """(code) => {
+        const { paddingLeft, paddingRight } = getComputedStyle(code);
+        const line = code.appendChild(document.createElement("span"));
+        line.textContent = "m".repeat(100);
+        return line.offsetWidth + parseFloat(paddingLeft) + parseFloat(paddingRight) - code.clientWidth;
+    }"""
+    assert page.locator(".highlight pre > code").first.evaluate(missing) <= 0
+
+
 def test_what_is_wrong_in_a_page_is_noticed(page: Page, address: str, wrong: list[str]) -> None:
     """The watch on which all tests here rely."""
     page.goto(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -70,7 +71,12 @@ def test_steps_tell_what_the_trace_holds(page: Page, replay: Locator, shape: str
         path, committed = tree["accepted_rows"], tree["committed"]
         names = [step["phase"] for step in steps]
         assert list(dict.fromkeys(names)) == PHASES
-        assert names.count("draft") == s
+        drafting = [step["sentence"] for step in steps if step["phase"] == "draft"]
+        assert len(drafting) == s
+        assert drafting[0].startswith("Level 0 needs no forward")
+        for level, sentence in enumerate(drafting[1:], start=1):
+            assert sentence.startswith(f"Draft forward {level - 1} makes level {level}: ")
+            assert f"at position {tree['seq_len'] + level - 1};" in sentence
         walk = [step for step in steps if step["phase"] == "walk"]
         assert len(walk) == len(path)  # a step for each accepted edge, and one for the bonus
         assert [step["state"]["at"] for step in walk] == path
@@ -93,7 +99,12 @@ def test_steps_tell_what_the_trace_holds(page: Page, replay: Locator, shape: str
         assert end["forwards"]["extend"] == round_["forwards"].get("extend", 0)
         drafts = [step["state"]["draft"] for step in steps]
         assert drafts.index("returned") < names.index("verify"), "draft slots go back before verify takes its own"
-        assert steps[-1]["sentence"].startswith("There is no extend") == (tree["finish_reason"] is not None)
+        if tree["finish_reason"] is None:  # the draft's rows stand where the committed tokens are cached
+            rows, start = len(committed), tree["seq_len"]
+            at = f"position {start}" if rows == 1 else f"positions {start}–{start + rows - 1}"
+            assert steps[-1]["sentence"].startswith(f"One draft forward over {rows} row{'s' * (rows > 1)}, at {at}, ")
+        else:
+            assert steps[-1]["sentence"].startswith("There is no extend")
 
 
 def test_steps_are_the_same_whenever_they_are_asked_for(page: Page, replay: Locator) -> None:
@@ -124,12 +135,11 @@ def test_every_step_draws_what_the_trace_holds(page: Page, replay: Locator, shap
         assert words(replay, ".rs-sentence") == [step["sentence"]]
         nodes = replay.locator(".rs-node:visible")
         if not state["mask"]:
-            assert nodes.count() == 1 + (k + (state["level"] - 1) * k * k if state["level"] else 0)
+            assert nodes.count() == 1 + (k + (state["levels"] - 1) * k * k if state["levels"] else 0)
         else:
             assert nodes.count() == n + state["bonus"]
         if step["phase"] == "draft":
-            branches = sum(level < s for level in range(1, state["level"] + 1)) * k
-            assert replay.locator(".rs-node.rs-branch").count() == branches
+            assert replay.locator(".rs-node.rs-branch").count() == min(state["levels"], s - 1) * k
             assert replay.locator(".rs-cell.rs-slot-draft").count() == k * state["written"]
             assert replay.locator(".rs-cell.rs-slot-reserved").count() == k * (s - state["written"])
         if step["phase"] in ("give back", "keep", "mask"):
@@ -226,6 +236,29 @@ def test_keys_and_buttons_and_rounds(page: Page, replay: Locator) -> None:
     expect(replay.locator(".rs-sentence")).to_contain_text(f"its position is {tree['seq_len']}.")
 
 
+def test_keys_without_a_focus_go_to_the_replay_in_view(page: Page, replay: Locator) -> None:
+    """And stay with whatever has the focus, or with the page where no replay is seen."""
+    assert replay.locator(".rs-keys").is_visible()
+    page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+    page.keyboard.press("ArrowRight")
+    expect(replay).to_have_attribute("data-step", "0")
+    replay.locator(".rs-replay").evaluate("(node) => node.scrollIntoView({ behavior: 'instant' })")
+    last = int(words(replay, ".rs-counter")[0].split()[-1]) - 1
+    for key, step in [("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", last), ("Home", 0), (" ", 0)]:
+        page.keyboard.press(key)
+        expect(replay).to_have_attribute("data-step", str(step))
+    page.locator("article a:visible").first.evaluate("(link) => link.focus({ preventScroll: true })")
+    page.keyboard.press("ArrowRight")
+    replay.locator("select").focus()
+    page.keyboard.press("End")
+    expect(replay).to_have_attribute("data-step", "0")
+
+
+def test_rounds_are_counted_from_0_and_say_so(replay: Locator) -> None:
+    last = trace_in(replay)["rounds"][-1]["number"]
+    assert words(replay, "option") == [f"round {i} (of 0 to {last})" for i in range(last + 1)]
+
+
 def test_every_step_is_announced(replay: Locator) -> None:
     assert replay.locator(".rs-sentence").get_attribute("aria-live") == "polite"
     assert replay.locator(".rs-replay").get_attribute("aria-label")
@@ -250,8 +283,10 @@ def test_row_is_looked_at_by_key_and_by_pointer(page: Page, replay: Locator) -> 
     for _ in range(row):
         page.keyboard.press("ArrowDown")
     seen = [column for column, bit in enumerate(tree["tree_mask"][row]) if bit == "1"]
-    expect(replay.locator(".rs-looked")).to_contain_text(
-        f"attends the cache and of the tree {', '.join(map(str, seen))}."
+    token = visible(trace_in(replay), tree["candidates"][tree["kept"][row - 1]]["token"])
+    others = ", ".join([f"the {tree['seq_len']} cached tokens", *(f"row {column}" for column in seen[:-1])])
+    expect(replay.locator(".rs-looked")).to_have_text(
+        f"Row {row} (‘{token}’), position {tree['positions'][row]}, attends {others} and itself."
     )
     assert replay.locator(".rs-node.rs-look").count() == replay.locator(".rs-mask-row.rs-look").count() == 1
     assert (
@@ -263,7 +298,10 @@ def test_row_is_looked_at_by_key_and_by_pointer(page: Page, replay: Locator) -> 
     assert replay.locator(".rs-look").count() == 0
 
     replay.locator(".rs-mask-row").nth(1).hover()
-    expect(replay.locator(".rs-looked")).to_contain_text("Row 1, ")
+    expect(replay.locator(".rs-looked")).to_contain_text("Row 1 (")
+    page.keyboard.press("ArrowRight")
+    expect(replay.locator(".rs-looked")).to_be_empty()
+    page.keyboard.press("ArrowLeft")
     replay.locator(".rs-node:visible").last.hover()
     assert replay.locator(".rs-node.rs-look").count() == 1
     replay.locator(".rs-sentence").hover()
@@ -280,6 +318,30 @@ def test_wide_trees_scroll_inside_on_a_phone(page: Page, replay: Locator) -> Non
     pane = replay.locator(".rs-pane").first
     assert pane.evaluate("(node) => node.scrollWidth > node.clientWidth")
     assert pane.evaluate("(node) => node.clientHeight >= node.firstElementChild.getBoundingClientRect().height")
+    page.keyboard.press("Home")
+    expect(pane).to_have_class(re.compile(r"rs-more-right"))  # the edge fades where there is more
+    expect(pane).not_to_have_class(re.compile(r"rs-more-left"))
+
+
+@pytest.mark.parametrize("context", [{"viewport": {"width": 360, "height": 740}}], indirect=True)
+@pytest.mark.parametrize("shape", ["k4", "k8"])
+def test_walk_and_draft_scroll_to_what_they_are_about(page: Page, replay: Locator, shape: str) -> None:
+    trace = trace_of(shape)
+    show(page, trace, 1)
+    replay.locator(".rs-replay").focus()
+    in_pane = """(node) => {
+        const [pane, box] = [node.closest(".rs-pane"), node.querySelector("rect")];
+        const [around, inside] = [pane.getBoundingClientRect(), box.getBoundingClientRect()];
+        return around.left <= inside.left && inside.right <= around.right;
+    }"""
+    for step in page.evaluate(STEPS, trace)[1]:
+        if step["phase"] in ("draft", "walk"):
+            page.wait_for_timeout(600)  # until nothing moves
+            kind = ".rs-bonus" if step["state"]["bonus"] else ".rs-accepted" if step["phase"] == "walk" else ":visible"
+            assert replay.locator(f".rs-node{kind}").last.evaluate(in_pane)
+            if step["phase"] == "walk":
+                assert replay.locator(".rs-node.rs-at").evaluate(in_pane)
+        page.keyboard.press("ArrowRight")
 
 
 @pytest.mark.parametrize("context", [{"reduced_motion": "reduce"}], indirect=True)

@@ -71,9 +71,9 @@ def draw_pool(ax: Axes, tree: TreeRequest) -> None:
     scores = np.array([candidate.score for candidate in tree.candidates])
     first_of_level = [0, *(topk + level * topk**2 for level in range(num_steps))]
     place = np.empty(len(scores))
-    for level, (first, end) in enumerate(pairwise(first_of_level), start=1):
+    for level, (first, end) in enumerate(pairwise(first_of_level)):
         place[first:end] = level + 0.7 * (np.arange(end - first) / max(topk**2 - 1, 1) - 0.5)
-        if level == 1:  # fewer than in the other levels: in the middle
+        if level == 0:  # fewer than in the other levels: in the middle
             place[first:end] += level - place[first:end].mean()
     kept = np.isin(np.arange(len(scores)), tree.kept)
     ax.scatter(place[~kept], scores[~kept], s=22, facecolors="none", edgecolors=QUIET, label=f"not kept: {sum(~kept)}")
@@ -81,7 +81,7 @@ def draw_pool(ax: Axes, tree: TreeRequest) -> None:
     ax.axhline(scores[kept].min(), color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     ax.set_yscale("log")
     sizes = [end - first for first, end in pairwise(first_of_level)]
-    ax.set_xticks(range(1, num_steps + 1), [f"level {i}\n{size} candidates" for i, size in enumerate(sizes, start=1)])
+    ax.set_xticks(range(num_steps), [f"level {i}\n{size} candidates" for i, size in enumerate(sizes)])
     ax.set_ylabel("probability of the path")
     ax.legend(loc="lower left")
 
