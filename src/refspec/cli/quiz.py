@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from refspec.chapters import find_chapter
-from refspec.cli.command_line import shows_progress
+from refspec.chapters import CourseError, find_chapter
+from refspec.cli.command_line import UsageError, shows_progress
 from refspec.course.quiz import Question, answer, parse_prediction, read_quiz
 
 
@@ -24,7 +24,10 @@ def quiz(
 
     Nothing is looked up: each answer is measured on a run that is made when you have said yours.
     """
-    found = find_chapter(chapter)
+    try:
+        found = find_chapter(chapter)
+    except CourseError as error:
+        raise UsageError(str(error)) from None
     questions = read_quiz(found)
     if as_json:
         answered = [{**question.model_dump(), "answer": answer(question)} for question in questions]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from refspec.engine.engine import Generation
     from refspec.workers.base import Stats
 
+LONGEST_PREDICTION = 20  # characters
+
 
 class Run(BaseModel):
     """A run of the shipped models, all prompts in one batch; topk = 0 decodes plainly."""
@@ -139,9 +141,11 @@ def observe(run: Run) -> Observed:
 def parse_prediction(text: str) -> Fraction:
     """A whole number, a decimal or a fraction. Raises ValueError for anything else."""
     try:
+        if len(text) > LONGEST_PREDICTION or "e" in text.lower():  # 1e999999999 would be a number of a billion digits
+            raise ValueError
         return Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{text.strip()!r} is not a number") from None
+        raise ValueError(f"{text.strip()[:LONGEST_PREDICTION]!r} is not a number") from None
 
 
 def _same(values: Iterable[int]) -> int:
