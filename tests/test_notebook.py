@@ -17,9 +17,9 @@ import jupytext
 import nbformat
 import pytest
 
-from refspec.chapters import REPOSITORY, CourseError
+from refspec.chapters import REPOSITORY, CourseError, find_notebooks
 from refspec.course import notebook
-from refspec.course.notebook import RenderedNotebook, find_notebooks, render_notebook
+from refspec.course.notebook import RenderedNotebook, render_notebook
 
 NOTEBOOKS = find_notebooks()
 PNG = b"\x89PNG\r\n\x1a\n"

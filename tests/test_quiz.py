@@ -80,7 +80,6 @@ def test_measures_on_other_shapes(prompts: tuple[str, ...], topk: int, num_steps
         "slots taken by draft in the first round": len(prompts) * topk * num_steps,
         "slots taken by verify in the first round": len(prompts) * num_draft_tokens,
         "slots returned by commit in the first round": len(prompts) * num_draft_tokens - sum(new),
-        "extend forwards of the last round": 0,
         "target forwards, prefill included": 1 + len(seen.rounds),
     }
     if len(set(new)) == 1:

@@ -54,6 +54,8 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
         ("# region a\n# region a\nx = 1\n# endregion a\n", "m.py:2: section a begins again"),
         ("# region a\nx = 1\n# endregion b\n", "m.py:3: section b ends here, but has not begun"),
         ("# region a\n\n# endregion a\n", "m.py:3: section a is empty"),
+        ("x = 1  # region a\n# endregion a\n", "m.py:1: a marker must have its line to itself"),
+        ("# region a\nx = (1\n# endregion a\n", "m.py is no Python: "),
         ("# region a\nx = 1\n# endregion a\n# region a\ny = 1\n# endregion a\n", "section a is there twice"),
     ],
 )

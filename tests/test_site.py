@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from refspec.course import pages, site
 from refspec.course.docstrings import Layout, list_fields
 from refspec.course.site import SiteError, build_site
 
-SITE_URL = "https://refspec.github.io/refspec/"
+SITE_URL = "http://127.0.0.1:8000/"  # as in mkdocs.yml
 ASSETS = {("script", "src"), ("link", "href"), ("img", "src"), ("source", "src"), ("iframe", "src"), ("video", "src")}
 
 
@@ -224,7 +225,7 @@ def test_commented_fields_of_a_class_become_a_table(tmp_path: Path) -> None:
 # --- building
 
 
-def test_strict_mode_sees_anchors_omitted_pages_links_and_snippets(tmp_path: Path) -> None:
+def test_strict_mode_sees_anchors_omitted_pages_and_links(tmp_path: Path) -> None:
     """All in one build: mkdocs warns of each, and `strict` makes any warning an error."""
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
@@ -242,11 +243,35 @@ def test_strict_mode_sees_anchors_omitted_pages_links_and_snippets(tmp_path: Pat
     for fault in ("'index.md#gone'", "'gone.md'", "'/gone/'", "'no_extension'", "'refspec.gone'", "omitted.md"):
         assert fault in said
 
-    (docs / "glossary.md").write_text('# Glossary\n\n--8<-- "gone.md"\n')
-    from pymdownx.snippets import SnippetMissingError
 
-    with pytest.raises(SnippetMissingError, match=r"gone\.md"):
-        mkdocs_build(load_config(str(site.CONFIG), docs_dir=str(docs), site_dir=str(tmp_path / "out")))
+def test_a_snippet_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = shutil.copytree(REPO / "docs", tmp_path / "docs")
+    with (docs / "glossary.md").open("a") as file:
+        file.write('\n--8<-- "gone.md"\n')
+    text = site.CONFIG.read_text(encoding="utf-8").replace("docs_dir: docs", f"docs_dir: {docs}")
+    config = tmp_path / "mkdocs.yml"
+    hook = REPO / "src" / "refspec" / "course" / "pages.py"
+    config.write_text(
+        text.replace("src/refspec/course/pages.py", str(hook)).replace("paths: [src]", f"paths: [{REPO}/src]")
+    )
+    monkeypatch.setattr(site, "CONFIG", config)
+    monkeypatch.chdir(REPO)
+    with pytest.raises(SiteError, match=r"the site does not build: .*gone\.md") as caught:
+        build_site(tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
+def test_build_does_not_write_into_what_it_reads() -> None:
+    with pytest.raises(SiteError, match="is where the site is made from"):
+        build_site(REPO / "chapters" / "site")
+
+
+def test_what_the_site_needs_is_what_its_extra_brings() -> None:
+    extra = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
+        "site"
+    ]
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in extra}  # type: ignore[index]
+    assert {name.replace("mkdocs-material", "material") for name in names} == set(site.NEEDED)
 
 
 @pytest.mark.parametrize("inside", ["file", "folder", "not a folder"])
@@ -450,18 +475,15 @@ def test_serve_at_a_port_that_is_taken_names_another() -> None:
 def test_workflow_builds_with_its_own_address_and_publishes_what_was_built() -> None:
     import yaml
 
-    text = (REPO / ".github" / "workflows" / "site.yml").read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    commands = "\n".join(step.get("run", "") for step in steps)
-    assert "refspec site build --out site" in commands
-    assert "${{ steps.pages.outputs.base_url }}/" in text
-    uploaded = [
-        step["with"]["path"] for step in steps if step.get("uses", "").startswith("actions/upload-pages-artifact")
-    ]
-    assert uploaded == ["site"]
-    used = [step["uses"] for step in steps if "uses" in step]
-    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", action) for action in used)
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "site.yml").read_text(encoding="utf-8"))
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    [made] = [step for step in build["steps"] if "refspec site build" in step.get("run", "")]
+    [address] = [step for step in build["steps"] if step.get("uses", "").startswith("actions/configure-pages")]
+    assert made["env"]["SITE_URL"] == f"${{{{ steps.{address['id']}.outputs.base_url }}}}/"
+    [upload] = [step for step in build["steps"] if step.get("uses", "").startswith("actions/upload-pages-artifact")]
+    assert upload["with"]["path"] == made["run"].split("--out ")[1]
+    assert publish["needs"] == "build"
+    assert publish["permissions"] == {"pages": "write", "id-token": "write"}
 
 
 def test_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def test_prose_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_code_comes_from_the_sources(tmp_path: Path) -> None:
-    page = woven(tmp_path, "{{ code one_round }}\n")
+    page = woven(tmp_path, "# A\n\n{{ code one_round }}\n")
     section = find_sections()["one_round"]
     assert section.code in page
     title = re.search(r'title="src/refspec/workers/eagle_v1\.py, lines (\d+) to (\d+)"', page)
@@ -85,6 +85,15 @@ def test_a_directive_that_cannot_be_followed_is_named(tmp_path: Path, line: str,
     assert "\n" not in str(caught.value)
 
 
+def test_a_lesson_without_a_heading_or_not_in_utf8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CourseError, match=r"lesson\.md has no heading"):
+        woven(tmp_path, "Text.\n")
+    chapter = chapter_with(tmp_path, "")
+    chapter.lesson.write_bytes(b"# A\xe9\n")
+    with pytest.raises(CourseError, match=r"cannot read .*lesson\.md: .*utf-8"):
+        weave_chapter(chapter)
+
+
 def test_a_section_that_no_lesson_includes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = find_sections()
     orphan = Section("orphan", Path("somewhere.py"), 7, 9, "x = 1")
@@ -95,7 +104,7 @@ def test_a_section_that_no_lesson_includes_is_named(monkeypatch: pytest.MonkeyPa
 
 def test_a_replay_carries_its_trace_whole(tmp_path: Path) -> None:
     page = woven(
-        tmp_path, '{{ replay prompt="x = </" topk=2 num_steps=2 num_draft_tokens=4 max_new_tokens=9 round=1 }}\n'
+        tmp_path, '# A\n\n{{ replay prompt="x = </" topk=2 num_steps=2 num_draft_tokens=4 max_new_tokens=9 round=1 }}\n'
     )
     [data] = re.findall(r'<script type="application/json">(.*?)</script>', page)
     trace = Trace.model_validate(json.loads(data))
@@ -105,7 +114,7 @@ def test_a_replay_carries_its_trace_whole(tmp_path: Path) -> None:
 
 
 def test_commits_become_rows_with_links(tmp_path: Path) -> None:
-    page = woven(tmp_path, "{{ commits }}\n")
+    page = woven(tmp_path, "# A\n\n{{ commits }}\n")
     assert (
         "[`815dce0554`](https://github.com/sgl-project/sglang/commit/815dce0554793d0788faf4eaacf0c7271c070e95)" in page
     )
@@ -116,7 +125,9 @@ def test_commits_become_rows_with_links(tmp_path: Path) -> None:
     ("commits", "complaint"),
     [
         (COMMIT.replace("2150", '"?"'), "pr: Input should be a valid integer"),
-        (COMMIT.replace("[[commit]]", ""), "'commit'"),
+        (COMMIT.replace("[[commit]]", ""), "commit: Field required"),
+        ("commit = 5\n", "commit: Input should be a valid list"),
+        ("commit = [1]\n", r"commit\.0: Input should be"),
         (COMMIT + "why = 1\n", "why: Extra inputs"),
         (COMMIT.replace("815dce0554793d0788faf4eaacf0c7271c070e95", "815dce05"), "hash: String should match"),
         (COMMIT.replace("2025-01-02", "2 January"), "date: String should match"),

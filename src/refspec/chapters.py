@@ -1,7 +1,7 @@
-"""Where the course is: a folder for each chapter, beside the code that it is woven from.
+"""Where the course is: a folder for each chapter, and the notebooks, beside the code that they are made from.
 
-The chapters are not part of the package: they are read and edited in a clone of the repository, and `pip install -e`
-of that clone finds them.
+They are not part of the package: they are read and edited in a clone of the repository, and `pip install -e` of that
+clone finds them.
 """
 
 from __future__ import annotations
@@ -74,3 +74,18 @@ def find_chapter(name: str, folder: Path | None = None) -> Chapter:
         if number in (chapter.number, chapter.name):
             return chapter
     raise CourseError(f"there is no chapter {name}, there are: {', '.join(chapter.name for chapter in chapters)}")
+
+
+def find_notebooks(folder: Path | None = None) -> list[Path]:
+    """All notebooks in their order; folder: another one than the repository's notebooks/.
+
+    Raises CourseError, saying what to do, where there are none.
+    """
+    folder = folder or REPOSITORY / "notebooks"
+    files = sorted(folder.glob("[0-9][0-9]_*.py"))
+    if not files:
+        raise CourseError(
+            f"no notebooks in {folder}: they come with a clone of the repository; "
+            "install refspec from one (scripts/start.sh does)"
+        )
+    return files

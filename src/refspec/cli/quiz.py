@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -34,7 +35,8 @@ def quiz(
         typer.echo(json.dumps({"chapter": found.name, "questions": answered}))
         return
     console = Console(highlight=False)
-    console.print(f"{found.title}: {len(questions)} questions. A number answers, Enter passes, q ends.\n")
+    console.print(found.title, style="bold", markup=False)
+    console.print(f"{len(questions)} questions. A number answers, Enter passes, q ends.\n")
     right = asked = 0
     for number, question in enumerate(questions, start=1):
         console.print(f"[bold]{number}.[/] ", end="")
@@ -46,7 +48,7 @@ def quiz(
             console.print()
             break
         asked += 1
-        with Console(stderr=True).status("running the engine") if shows_progress(as_json) else console.capture():
+        with Console(stderr=True).status("running the engine") if shows_progress(as_json) else nullcontext():
             measured = answer(question)
         right += prediction == measured
         _tell(console, question, measured, passed=prediction is None, was_right=prediction == measured)

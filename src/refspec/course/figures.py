@@ -63,7 +63,7 @@ class Drawing:
 
 def draw_one_round() -> str:
     """Time runs downward, a row for each phase: which model runs, and how many slots the round holds."""
-    trace = record_run("def median(data):", SpecConfig(topk=4, num_steps=3, num_draft_tokens=16), SamplingParams(24))
+    trace = record_run(["def median(data):"], SpecConfig(topk=4, num_steps=3, num_draft_tokens=16), SamplingParams(24))
     return figure(
         draw_round(trace.rounds[0]),
         "The first round of a run, recorded: k = 4, S = 3, N = 16. Boxes are forwards; bars, the slots that it holds.",
@@ -75,7 +75,7 @@ def draw_round(round_: Round) -> str:
     [tree] = round_.requests
     drafts, targets, extends = (round_.forwards.get(name, 0) for name in ("draft", "target", "extend"))
     drafted, verified = round_.slots_taken["draft"], round_.slots_taken["verify"]
-    rejected = round_.slots_returned["commit"]
+    rejected = round_.slots_returned.get("commit", 0)
     kept = verified - rejected
     rows = [  # phase, the model that runs, how often, its rows; slots held, their colour, what to say of them
         ("draft", "draft", drafts, len(tree.draft_slots), drafted, "draft", f"+{drafted}, then −{drafted}"),
@@ -86,7 +86,10 @@ def draw_round(round_: Round) -> str:
     ]
     left, top, height = {"draft": 80, "target": 194, "slots": 312}, 52, 48
     unit = 200 / max(drafted, verified)
-    told = [f"{phase}: {count} forwards of {n} rows; slots: {words}" for phase, _, count, n, _, _, words in rows]
+    told = []
+    for phase, model, count, n, slots, _, _ in rows:
+        forwards = f"{count} {model} forward{'s' if count > 1 else ''} of {n} rows" if count else "no forward"
+        told.append(f"{phase}: {forwards}, {slots} slots held")
     drawing = Drawing(520, top + len(rows) * height + 4, "The phases of a round", ". ".join(told))
     for lane, words in (("draft", "draft model"), ("target", "target model"), ("slots", "KV slots of the round")):
         drawing.text(left[lane], 26, words, "muted")

@@ -76,21 +76,6 @@ class RenderedNotebook:
     files: dict[str, bytes]
 
 
-def find_notebooks(folder: Path | None = None) -> list[Path]:
-    """All notebooks in their order; folder: another one than the repository's notebooks/.
-
-    Raises CourseError, saying what to do, where there are none.
-    """
-    folder = folder or REPOSITORY / "notebooks"
-    files = sorted(folder.glob("[0-9][0-9]_*.py"))
-    if not files:
-        raise CourseError(
-            f"no notebooks in {folder}: they come with a clone of the repository; "
-            "install refspec from one (scripts/start.sh does)"
-        )
-    return files
-
-
 def render_notebook(file: Path) -> RenderedNotebook:
     """Execute a notebook and make a page of it. On the same machine the same source gives the same bytes.
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refspec.chapters import REPOSITORY, SOURCES, CourseError
+from refspec.chapters import REPOSITORY, SOURCES, CourseError, find_notebooks
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -83,7 +83,7 @@ class PageError(ValueError):
 
 def units() -> list[str]:
     """What is made separately: all chapters together, since none may leave out a section, and each notebook."""
-    return ["chapters", *(f"notebooks/{file.stem}" for file in sorted(NOTEBOOKS.glob("*.py")))]
+    return ["chapters", *(f"notebooks/{file.stem}" for file in find_notebooks())]
 
 
 def pages_of(unit: str) -> dict[str, bytes]:
@@ -128,11 +128,7 @@ def make(unit: str) -> dict[str, bytes]:
     if unit == "chapters":
         from refspec.course.weave import weave_course
 
-        made: dict[str, bytes] = {}
-        for name, woven in weave_course().items():
-            made[f"chapters/{name}.md"] = woven.markdown.encode()
-            made |= {f"chapters/{name}/{path}": content for path, content in woven.files.items()}
-        return made
+        return {f"chapters/{name}.md": woven.markdown.encode() for name, woven in weave_course().items()}
 
     from refspec.course.notebook import render_notebook
 

@@ -6,7 +6,7 @@ written down anywhere: it is measured when somebody asks.
     [[question]]
     id = "candidates"
     ask = "How many candidates does a round score?"
-    measure = "candidates per round"
+    measure = "candidates of a request per round"
     run = {prompts = ["def fib(n):"], topk = 4, num_steps = 3, num_draft_tokens = 16, max_new_tokens = 32}
     because = "k from the first level, k² from each of the others."
 """
@@ -15,19 +15,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from refspec.chapters import Chapter, CourseError
 from refspec.config import SamplingParams, SpecConfig
+from refspec.course.runs import Observed, run_shipped
 from refspec.trace import Round
-
-if TYPE_CHECKING:
-    from refspec.engine.engine import Generation
-    from refspec.workers.base import Stats
 
 LONGEST_PREDICTION = 20  # characters
 
@@ -67,34 +62,19 @@ class _Quiz(BaseModel):
     question: list[Question]
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What a run left behind to be measured."""
-
-    rounds: list[Round]  # none when decoding plainly
-    generations: list[Generation]
-    stats: Stats
-
-    @property
-    def uncut(self) -> list[Round]:
-        """All rounds but the last, which the budget may have cut, and which needs no extend."""
-        return self.rounds[:-1]
-
-
 MEASURES: dict[str, Callable[[Observed], int]] = {
     "rounds": lambda seen: seen.stats.rounds,
-    "target forwards per round": lambda seen: _same(r.forwards["target"] for r in seen.uncut),
+    "target forwards per round": lambda seen: _same(r.forwards["target"] for r in _uncut(seen)),
     "draft and extend forwards per round": lambda seen: _same(
-        r.forwards.get("draft", 0) + r.forwards["extend"] for r in seen.uncut
+        r.forwards.get("draft", 0) + r.forwards["extend"] for r in _uncut(seen)
     ),
     "candidates of a request per round": lambda seen: _same(
         len(request.candidates) for r in seen.rounds for request in r.requests
     ),
     "slots taken by draft in the first round": lambda seen: seen.rounds[0].slots_taken["draft"],
     "slots taken by verify in the first round": lambda seen: seen.rounds[0].slots_taken["verify"],
-    "slots returned by commit in the first round": lambda seen: seen.rounds[0].slots_returned["commit"],
+    "slots returned by commit in the first round": lambda seen: seen.rounds[0].slots_returned.get("commit", 0),
     "first accept_lens": lambda seen: _same(done.accept_lens[0] for done in seen.generations),
-    "extend forwards of the last round": lambda seen: seen.rounds[-1].forwards.get("extend", 0),
     "target forwards, prefill included": lambda seen: seen.stats.target_forwards + seen.stats.prefill_target_forwards,
 }
 
@@ -104,8 +84,8 @@ def read_quiz(chapter: Chapter) -> list[Question]:
     file = chapter.quiz
     try:
         questions = _Quiz.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).question
-    except OSError as error:
-        raise CourseError(f"cannot read {file}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CourseError(f"cannot read {file}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise CourseError(f"{file}: {error}") from None
     except ValidationError as error:
@@ -126,16 +106,10 @@ def answer(question: Question) -> int:
 
 def observe(run: Run) -> Observed:
     """One run of the shipped target, with its EAGLE head unless topk is 0."""
-    from refspec.engine.engine import Engine  # torch takes seconds to load; reading the questions must not
-
     spec = None
     if run.topk:
         spec = SpecConfig(topk=run.topk, num_steps=run.num_steps, num_draft_tokens=run.num_draft_tokens)
-    engine = Engine("tiny", spec=spec)
-    rounds: list[Round] = []
-    params = SamplingParams(max_new_tokens=run.max_new_tokens)
-    generations = engine.generate(run.prompts, params, rounds.append if spec else None)
-    return Observed(rounds, generations, engine.stats)
+    return run_shipped(run.prompts, spec, SamplingParams(max_new_tokens=run.max_new_tokens))
 
 
 def parse_prediction(text: str) -> Fraction:
@@ -146,6 +120,11 @@ def parse_prediction(text: str) -> Fraction:
         return Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{text.strip()[:LONGEST_PREDICTION]!r} is not a number") from None
+
+
+def _uncut(seen: Observed) -> list[Round]:
+    """All rounds but the last, which the budget may have cut, and which needs no extend."""
+    return seen.rounds[:-1]
 
 
 def _same(values: Iterable[int]) -> int:

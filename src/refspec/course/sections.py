@@ -21,7 +21,7 @@ from pathlib import Path
 
 from refspec.chapters import SOURCES, CourseError
 
-MARKER = re.compile(r"# (region|endregion) (\S+)")
+COMMENT = re.compile(r"# (region|endregion) (\S+)")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def find_sections(folder: Path = SOURCES) -> dict[str, Section]:
 def sections_of(file: Path) -> list[Section]:
     """The sections of one file, in the order in which they end. Raises CourseError as `find_sections` does."""
     source = file.read_text(encoding="utf-8")
-    lines, markers = source.splitlines(), _markers(source)
+    lines, markers = source.splitlines(), _markers(file, source)
     opened: dict[str, int] = {}
     sections = []
     for number, (kind, name) in markers.items():
@@ -82,10 +82,20 @@ def sections_of(file: Path) -> list[Section]:
     return sections
 
 
-def _markers(source: str) -> dict[int, tuple[str, str]]:
+def _markers(file: Path, source: str) -> dict[int, tuple[str, str]]:
     """What the markers say, by line number. Only comments count: the same words in a string are no marker."""
     if "# region" not in source and "# endregion" not in source:
         return {}
-    comments = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
-    found = {comment.start[0]: MARKER.fullmatch(comment.string.rstrip()) for comment in comments}
-    return {line: (marker[1], marker[2]) for line, marker in found.items() if marker}
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise CourseError(f"{file} is no Python: {error.args[0]}") from None
+    found = {}
+    for token in tokens:
+        marker = COMMENT.fullmatch(token.string.rstrip()) if token.type == tokenize.COMMENT else None
+        if marker:
+            line = token.start[0]
+            if token.line.strip() != token.string.strip():
+                raise CourseError(f"{file}:{line}: a marker must have its line to itself")
+            found[line] = (marker[1], marker[2])
+    return found

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from refspec.chapters import REPOSITORY
+from refspec.chapters import REPOSITORY, find_chapters
 from refspec.course.pages import MARKER
 
 CONFIG = REPOSITORY / "mkdocs.yml"
-NEEDED = ("mkdocs", "material", "mkdocstrings", "jupytext", "nbclient")
+# What the extra `site` of pyproject.toml brings, by the names that are imported.
+NEEDED = ("ipykernel", "jupytext", "matplotlib", "mkdocs", "material", "mkdocstrings", "nbclient", "nbconvert")
+# What a build reads, and so must not be written into.
+READ = ("chapters", "docs", "notebooks", "src")
 
 
 class SiteError(ValueError):
@@ -36,7 +39,7 @@ class BuiltSite:
 
 def build_site(out: Path | None = None) -> BuiltSite:
     """Build into `out`, by default site/ in the repository. What is there already is replaced at the very end, if it
-    is a built site or empty, so a build that fails changes nothing.
+    is a built site or empty: a build that fails leaves it as it was.
 
     Raises SiteError, with one line: for anything that mkdocs warns of (links, anchors, pages outside the navigation),
     for a lesson that does not weave, a folder that is something else, or packages that are missing.
@@ -45,8 +48,11 @@ def build_site(out: Path | None = None) -> BuiltSite:
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
     from mkdocs.exceptions import MkDocsException
+    from pymdownx.snippets import SnippetMissingError
 
     out = (out or REPOSITORY / "site").resolve()
+    if any(out.is_relative_to(REPOSITORY / name) for name in READ):
+        raise SiteError(f"{out} is where the site is made from: name another folder with --out")
     if out.exists() and not _is_ours(out):
         raise SiteError(f"{out} is not a site that was built here: move it away, or name another folder with --out")
     started = time.perf_counter()
@@ -58,9 +64,10 @@ def build_site(out: Path | None = None) -> BuiltSite:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
         try:
             build(load_config(str(CONFIG), strict=True, site_dir=str(new)))
-        except MkDocsException as error:
-            more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
-            raise SiteError(f"the site does not build: {(complaints or [str(error)])[0]}{more}") from None
+        except (MkDocsException, SnippetMissingError) as error:
+            said = [" ".join(complaint.split()) for complaint in (*complaints, error.args[0] if error.args else "")]
+            what = "; ".join(dict.fromkeys(filter(None, said)))
+            raise SiteError(f"the site does not build: {what}") from None
         if out.exists():
             out.rename(old)
         new.rename(out)
@@ -93,11 +100,13 @@ def serve_site(host: str, port: int) -> None:
 
 def address(host: str, port: int) -> str:
     """Where a site that is served there is found."""
-    return f"http://{host}:{port}/"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def require_port(host: str, port: int) -> None:
     """Raises SiteError if nobody can listen there, and says which port is free instead."""
+    if not host:
+        raise SiteError("--host is empty: name an address of this machine, as in 127.0.0.1")
     problem = _why_not(host, port)
     if problem == errno.EADDRINUSE:
         free = next((p for p in range(port + 1, min(port + 100, 65536)) if _why_not(host, p) is None), None)
@@ -132,6 +141,7 @@ def _require_packages() -> None:
         raise SiteError(f"the site needs {', '.join(missing)}: pip install -e '.[site]'")
     if not CONFIG.is_file():
         raise SiteError(f"there is no {CONFIG}: the site is built from a clone of the repository")
+    find_chapters()  # raises CourseError where there are none
 
 
 @contextlib.contextmanager

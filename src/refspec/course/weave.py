@@ -22,7 +22,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -47,8 +47,6 @@ class Woven:
 
     markdown: str
     sections: frozenset[str]
-    # Further files of the page, by their path seen from the page's folder.
-    files: dict[str, bytes] = field(default_factory=dict)
 
 
 class Commit(BaseModel):
@@ -61,6 +59,12 @@ class Commit(BaseModel):
     pr: int
     title: str
     changed: str
+
+
+class _Commits(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    commit: list[Commit]
 
 
 def weave_course() -> dict[str, Woven]:
@@ -95,7 +99,11 @@ class _Weaver:
         }
 
     def weave(self) -> Woven:
-        lines = self.chapter.lesson.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = self.chapter.lesson.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise CourseError(f"cannot read {self.chapter.lesson}: {error}") from None
+        assert self.chapter.title  # raises CourseError for a lesson without a heading
         woven = [self._line(number, line) for number, line in enumerate(lines, start=1)]
         return Woven("\n".join(woven) + "\n", frozenset(self.used))
 
@@ -137,7 +145,7 @@ class _Weaver:
         prompt, first_round = given["prompt"], int(given["round"])
         k, s, n = (int(given[key]) for key in ("topk", "num_steps", "num_draft_tokens"))
         spec = SpecConfig(topk=k, num_steps=s, num_draft_tokens=n)
-        trace = record_run(prompt, spec, SamplingParams(max_new_tokens=int(given["max_new_tokens"])))
+        trace = record_run([prompt], spec, SamplingParams(max_new_tokens=int(given["max_new_tokens"])))
         if not 0 <= first_round < len(trace.rounds):
             raise CourseError(f"the run has no round {first_round}, its last is {len(trace.rounds) - 1}")
         data = trace.model_dump_json().replace("</", "<\\/")  # or a token </script> would end the element
@@ -190,9 +198,8 @@ def read_commits(chapter: Chapter) -> list[Commit]:
     """The chapter's commits.toml. Raises CourseError, naming the file and what is wrong with it."""
     file = chapter.folder / "commits.toml"
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-        return [Commit.model_validate(commit) for commit in found["commit"]]
-    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+        return _Commits.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).commit
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CourseError(f"cannot read {file}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
