@@ -195,7 +195,8 @@ def test_alt_text_of_several_lines_ends_the_cell(tmp_path: Path) -> None:
     assert page.files["01_made/fig_1.png"].startswith(PNG)
 
 
-def test_no_notebooks(tmp_path: Path) -> None:
-    (tmp_path / "README.md").touch()
-    with pytest.raises(CourseError, match=r"no notebooks in .*scripts/start\.sh"):
-        find_notebooks(tmp_path)
+def test_notebooks_are_found_by_their_numbers(tmp_path: Path) -> None:
+    assert find_notebooks(tmp_path) == []
+    for name in ("README.md", "draft.py", "02_b.py", "01_a.py"):
+        (tmp_path / name).touch()
+    assert [file.name for file in find_notebooks(tmp_path)] == ["01_a.py", "02_b.py"]

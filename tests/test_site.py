@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import griffe
@@ -27,6 +28,9 @@ from refspec.chapters import CourseError, find_chapters
 from refspec.course import pages, site
 from refspec.course.docstrings import Layout, list_fields
 from refspec.course.site import SiteError, build_site
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
 
 SITE_URL = "http://127.0.0.1:8000/"  # as in mkdocs.yml
 ASSETS = {("script", "src"), ("link", "href"), ("img", "src"), ("source", "src"), ("iframe", "src"), ("video", "src")}
@@ -245,18 +249,17 @@ def test_strict_mode_sees_anchors_omitted_pages_and_links(tmp_path: Path) -> Non
 
 
 def test_a_snippet_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docs = shutil.copytree(REPO / "docs", tmp_path / "docs")
-    with (docs / "glossary.md").open("a") as file:
-        file.write('\n--8<-- "gone.md"\n')
-    text = site.CONFIG.read_text(encoding="utf-8").replace("docs_dir: docs", f"docs_dir: {docs}")
-    config = tmp_path / "mkdocs.yml"
-    hook = REPO / "src" / "refspec" / "course" / "pages.py"
-    config.write_text(
-        text.replace("src/refspec/course/pages.py", str(hook)).replace("paths: [src]", f"paths: [{REPO}/src]")
-    )
-    monkeypatch.setattr(site, "CONFIG", config)
-    monkeypatch.chdir(REPO)
-    with pytest.raises(SiteError, match=r"the site does not build: .*gone\.md") as caught:
+    """The extension has an exception of its own, which mkdocs does not know."""
+    from markdown import Markdown
+    from mkdocs.config import load_config
+
+    def build(config: MkDocsConfig) -> None:
+        markdown = Markdown(extensions=["pymdownx.snippets"], extension_configs=config.mdx_configs)
+        markdown.convert('--8<-- "gone.md"')
+
+    monkeypatch.setattr("mkdocs.commands.build.build", build)
+    assert load_config(str(site.CONFIG)).mdx_configs["pymdownx.snippets"]["check_paths"]
+    with pytest.raises(SiteError, match=r"^the site does not build: .*gone\.md") as caught:
         build_site(tmp_path / "out")
     assert "\n" not in str(caught.value)
 
@@ -335,7 +338,7 @@ def test_pages_are_made_once_for_each_state_of_their_sources(tmp_path: Path, mon
     repo = tmp_path / "repo"
     for name in ("src", "notebooks", "chapters/01_a"):
         (repo / name).mkdir(parents=True)
-    for name in ("requirements.lock", "src/a.py", "notebooks/n.py", "chapters/01_a/lesson.md"):
+    for name in ("requirements.lock", "src/a.py", "notebooks/01_n.py", "chapters/01_a/lesson.md"):
         (repo / name).write_text("1")
     for name, path in {"REPOSITORY": "", "SOURCES": "src", "NOTEBOOKS": "notebooks", "CHAPTERS": "chapters"}.items():
         monkeypatch.setattr(pages, name, repo / path)
@@ -348,14 +351,14 @@ def test_pages_are_made_once_for_each_state_of_their_sources(tmp_path: Path, mon
             assert pages.pages_of(unit) == {f"{unit}.md": b"# x"}
         return calls.copy()
 
-    assert make_all() == ["chapters", "notebooks/n"]
+    assert make_all() == ["chapters", "notebooks/01_n"]
     assert make_all() == []
-    (repo / "notebooks" / "n.py").write_text("2")
-    assert make_all() == ["notebooks/n"]
+    (repo / "notebooks" / "01_n.py").write_text("2")
+    assert make_all() == ["notebooks/01_n"]
     (repo / "chapters" / "01_a" / "lesson.md").write_text("2")
     assert make_all() == ["chapters"]
     (repo / "src" / "a.py").write_text("2")
-    assert make_all() == ["chapters", "notebooks/n"]
+    assert make_all() == ["chapters", "notebooks/01_n"]
     assert len(list((tmp_path / "cache").iterdir())) == 2  # no outdated ones
 
 

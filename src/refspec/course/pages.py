@@ -83,7 +83,7 @@ class PageError(ValueError):
 
 def units() -> list[str]:
     """What is made separately: all chapters together, since none may leave out a section, and each notebook."""
-    return ["chapters", *(f"notebooks/{file.stem}" for file in find_notebooks())]
+    return ["chapters", *(f"notebooks/{file.stem}" for file in find_notebooks(NOTEBOOKS))]
 
 
 def pages_of(unit: str) -> dict[str, bytes]:
