@@ -432,6 +432,18 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
         assert running.wait(20) == 1
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str, tmp_path: Path) -> None:
+    """Files that are opened later must not come to be what was closed."""
+    (tmp_path / "walk_tree.py").write_text("def walk_tree(*args): return 1\n")
+    line = f'"$0" -m refspec grade walk_tree --submission . {closed}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=tmp_path, env=environment(), capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert (b"0 of 1 exercise passed" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
 # --- what needs no torch ----------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from refspec.cli.main import app
 from refspec.grader.exercise import find_exercise
 
 RIGHT = {name: find_exercise(name).solution_text() for name in ("next_beams", "walk_tree")}
+TWO_AT_MOST = RIGHT["walk_tree"].replace("range(1, num_steps + 1)", "range(1, min(num_steps, 2) + 1)")
 LOOP = "def {name}(*args):\n    while True:\n        pass\n"
 
 
@@ -116,6 +119,10 @@ def test_hints(here: Path) -> None:
     run("start", "01")
     (here / "workspace" / "01_one_round" / "walk_tree.py").write_text(RIGHT["walk_tree"])
     assert "none: your file is the solution" in run("hint", "walk_tree", "4").out
+    assert "passes" not in run("hint", "walk_tree", "4").out
+    run("grade", "walk_tree")
+    assert "Your file passes as it is." in run("hint", "walk_tree", "4").out
+    assert run("hint", "walk_tree", "4", "--json").json()["passed"]
     assert run("hint", "walk_tree", "5").status == 2
     assert run("hint", "walk_tree", "0").status == 2
 
@@ -196,6 +203,10 @@ def test_exit_statuses(here: Path) -> None:
         ("--submission", "absent"),
         ("--seed", "-1"),
         ("--time-limit", "0"),
+        ("--time-limit", "inf"),
+        ("--time-limit", "nan"),
+        ("--time-limit", "3e6"),
+        ("--submission", ""),
         ("--nope",),
     ],
 )
@@ -214,14 +225,61 @@ def test_nothing_is_written_into_a_submission(here: Path) -> None:
 
 
 def test_a_seed_repeats_a_run(here: Path) -> None:
-    wrong = RIGHT["walk_tree"].replace("range(1, num_steps + 1)", "range(1, min(num_steps, 2) + 1)")
-    folder = hand_in(here / "submitted", walk_tree=wrong)
+    folder = hand_in(here / "submitted", walk_tree=TWO_AT_MOST)
     results = [
         run("grade", "walk", "--submission", folder, *args, "--json").json()["results"][0]
         for args in ((), ("--seed", "5"))
     ]
     assert [result["verdict"] for result in results] == ["fail", "fail"]
     assert results[1]["seed"] == 5 != results[0]["seed"]
+    assert [path.name for path in here.iterdir()] == ["submitted"]  # whatever was used to make the case smaller
+
+
+def test_the_seed_is_said_where_it_matters(here: Path) -> None:
+    """And what is not limited, once for each run that graded anything."""
+    misconception = next(m for m in find_exercise("walk_tree").misconceptions if m.id == "no_bonus")
+    for text, seeds in ((TWO_AT_MOST, 1), (misconception.source, 0), (RIGHT["walk_tree"], 0)):
+        folder = hand_in(here / "submitted", walk_tree=text)
+        out = run("grade", "walk_tree", "--submission", folder).out
+        assert (out.count("were drawn from seed"), out.count("not limited on this system")) == (seeds, 1)
+    (folder / "walk_tree.py").unlink()
+    out = run("grade", "walk_tree", "--submission", folder).out
+    assert "Nothing to grade: no walk_tree.py in" in out
+    assert "not limited" not in out
+
+
+def test_the_next_step(here: Path) -> None:
+    run("start", "01")
+    out = " ".join(run("grade").out.split())
+    assert "Next: read the chapter (refspec site serve), then write it; refspec hint walk_tree" in out
+    hand_in(here / "workspace" / "01_one_round", **RIGHT)
+    assert "Next: refspec quiz 01" in run("grade").out
+
+
+@pytest.mark.parametrize("columns", ["20", "40"])
+def test_narrow_terminals(here: Path, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    misconception = find_exercise("next_beams").misconceptions[0]
+    folder = hand_in(here / "submitted", next_beams=misconception.source, walk_tree=TWO_AT_MOST)
+    ended = run("grade", "--submission", folder)
+    assert ended.status == 1
+    assert max(map(len, ended.out.splitlines())) <= int(columns)
+
+
+def test_a_pass_that_cannot_be_noted_is_one_all_the_same(here: Path) -> None:
+    run("start", "walk_tree")
+    hand_in(here / "workspace" / "01_one_round", walk_tree=RIGHT["walk_tree"])
+    (here / "workspace" / ".refspec" / "passed").write_text("a file in the place of the folder")
+    ended = run("grade", "walk_tree")
+    assert (ended.status, "1 of 1 exercise passed" in ended.out) == (0, True)
+    assert ended.err.startswith("refspec: that walk_tree passed cannot be noted: ")
+    assert ended.err.count("\n") == 1
+
+
+def test_folders_with_escape_codes_in_their_names(here: Path) -> None:
+    for ended in (run("start", "01", "--workspace", "a\x1b[2Jb"), run("grade", "--submission", "\x1b[2J")):
+        assert "\x1b" not in ended.out + ended.err
+        assert "\\x1b[2J" in ended.out + ended.err
 
 
 def test_reports(here: Path) -> None:
@@ -271,6 +329,23 @@ def test_a_report_that_cannot_be_written_is_one_line(here: Path) -> None:
     assert "cannot write" in ended.err
 
 
+def test_reports_go_through_links_pipes_and_devices(here: Path) -> None:
+    folder = hand_in(here / "submitted", walk_tree=RIGHT["walk_tree"])
+    (here / "link").symlink_to(here / "real.xml")
+    os.mkfifo(here / "pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((here / "pipe").read_text()))
+    reader.start()
+    run("grade", "walk_tree", "--submission", folder, "--junit", "link", "--gradescope", "pipe")
+    reader.join(10)
+    assert json.loads(read[0])["tests"][0]["score"] == 1
+    assert (here / "link").is_symlink()
+    assert (here / "pipe").is_fifo()
+    assert ET.fromstring((here / "real.xml").read_bytes())[0].attrib["tests"] == "1"
+    assert run("grade", "walk_tree", "--submission", folder, "--junit", "/dev/null").status == 0
+    assert Path("/dev/null").is_char_device()
+
+
 def test_feedback_reads_like_a_tutors(here: Path) -> None:
     """Headline, picture, diagnosis, next step; in 80 columns, and as plain text."""
     misconception = next(m for m in find_exercise("walk_tree").misconceptions if m.id == "first_child_only")
@@ -280,8 +355,8 @@ def test_feedback_reads_like_a_tutors(here: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
     joined = " ".join(out.split())
     places = [
-        joined.index("walk_tree failed in example 1 of 2"),
-        joined.index("after node 0 the target wants 7; node 2, a sibling of its first child, holds 7, but your walk"),
+        joined.index("walk_tree failed in example 1 of 2 (shown below)"),
+        joined.index("after node 0 the target wants 7, and node 2, its second child, holds that; but your walk"),
         joined.index("node 1 token 6"),
         joined.index("your accept_index: [[0, -1, -1]]"),
         joined.index("expected accept_index: [[0, 2, 3]]"),

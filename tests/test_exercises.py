@@ -25,7 +25,16 @@ from refspec.grader.exercise import (
 )
 from refspec.grader.judge import call
 from refspec.grader.problems import problem_of
-from refspec.grader.workspace import MARKER, Workspace, WorkspaceError, find_workspace, replace_file, submitted_file
+from refspec.grader.workspace import (
+    MARKER,
+    Workspace,
+    WorkspaceError,
+    find_workspace,
+    make_file,
+    read_file,
+    replace_file,
+    submitted_file,
+)
 
 EXERCISES = all_exercises()
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
@@ -48,11 +57,10 @@ def test_the_solution_has_the_parameters_of_the_skeleton(exercise: Exercise) -> 
 
 
 @each_exercise
-def test_task_and_skeleton_name_every_parameter(exercise: Exercise) -> None:
+def test_the_skeleton_names_every_parameter_and_output(exercise: Exercise) -> None:
     docstring = ast.get_docstring(next(n for n in ast.parse(exercise.skeleton).body if isinstance(n, ast.FunctionDef)))
     assert docstring is not None
     for parameter in inspect.signature(exercise.reference()).parameters:
-        assert f"`{parameter}`" in exercise.task
         assert f" {parameter} " in docstring
     for output in problem_of(exercise.id).shapes:
         assert f" {output} " in docstring
@@ -191,6 +199,58 @@ def test_starting_writes_the_skeleton_once(place: Workspace) -> None:
     assert file.read_text() == "mine"
 
 
+@pytest.mark.parametrize("what", ["a pipe", "a device without end", "a folder", "too much"])
+def test_what_is_no_plain_file_is_named_and_not_waited_for(place: Workspace, what: str) -> None:
+    file = place.file(WALK)
+    file.unlink()
+    if what == "a pipe":
+        os.mkfifo(file)
+    elif what == "a device without end":
+        file.symlink_to("/dev/zero")
+    elif what == "a folder":
+        file.mkdir()
+    else:
+        file.write_bytes(b"#" * (2 << 20))
+    said = "larger than 1024 KiB" if what == "too much" else "is no plain file"
+    for read in (lambda: read_file(file), lambda: place.reset(WALK)):
+        with pytest.raises(WorkspaceError, match=said):
+            read()
+    assert place.state(WALK) == "changed"
+    assert not place.start(WALK)
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    place = Workspace(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("refspec.grader.workspace.os.chmod", full)
+        with pytest.raises(OSError, match="No space left"):
+            place.start(WALK)
+        assert list(place.file(WALK).parent.iterdir()) == []
+    place.start(WALK)
+    place.file(WALK).write_text("mine")
+    monkeypatch.setattr("refspec.grader.workspace.os.chmod", full)
+    with pytest.raises(OSError, match="No space left"):
+        place.reset(WALK)
+    assert [(file.name, file.read_text()) for file in place.file(WALK).parent.iterdir()] == [("walk_tree.py", "mine")]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_making_a_file_never_replaces_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr("refspec.grader.workspace.os.link", no_links)
+    file = tmp_path / "file"
+    assert make_file(file, b"one")
+    assert not make_file(file, b"two")
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"one", 0o666 & ~current_umask())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_states(place: Workspace, tmp_path: Path) -> None:
     assert Workspace(tmp_path / "elsewhere").state(WALK) == "not_started"
     assert place.state(WALK) == "unchanged"
@@ -249,6 +309,9 @@ def test_never_inside_the_package(inside: Path, tmp_path: Path) -> None:
         find_workspace(tmp_path / "link")
     with pytest.raises(WorkspaceError, match="not a folder"):
         find_workspace(Path(__file__))
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    with pytest.raises(WorkspaceError, match="not a folder"):
+        find_workspace(tmp_path / "round")
 
 
 def test_submissions_may_be_flat_or_by_chapter(tmp_path: Path) -> None:
@@ -265,6 +328,11 @@ def test_replacing_a_file_keeps_its_mode_and_leaves_nothing(tmp_path: Path) -> N
     file.chmod(0o640)
     replace_file(file, b"two")
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"two", 0o640)
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    replace_file(link, b"three")
+    assert (link.is_symlink(), file.read_bytes()) == (True, b"three")
+    link.unlink()
     with pytest.raises(OSError, match="directory"):
         replace_file(tmp_path, b"three")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -51,7 +51,7 @@ def test_a_misconception_fails_with_its_own_diagnosis(
     assert result.picture is not None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("exercise", "misconception"), BANK, ids=lambda x: x.id)
 def test_a_misconception_is_wrong_in_the_cases_of_every_seed(
     exercise: Exercise, misconception: Misconception, seed: int
@@ -83,6 +83,61 @@ def test_diagnoses_do_not_depend_on_the_seed(judge: Judge, seed: int) -> None:
                 assert result.misconception == misconception.id
     finally:
         judge.seed = 1
+
+
+def variant(exercise: Exercise, before: str, after: str) -> str:
+    """The solution with one thing in it changed."""
+    text = exercise.solution_text()
+    assert text.count(before) == 1
+    return text.replace(before, after)
+
+
+TOPK, STEPS = "stable_topk(child_scores.flatten(1), topk)", "range(1, num_steps + 1)"
+SUBTLE = {
+    "an unstable sort": (0, TOPK, "(x[:, :topk] for x in child_scores.flatten(1).sort(dim=1, descending=True))"),
+    "scores at level 0": (
+        0,
+        "repeat_interleave(topk, dim=0), topk_p, level",
+        "repeat_interleave(topk, dim=0), scores, level",
+    ),
+    "one draft fewer": (1, STEPS, "range(1, num_steps)"),
+    **{f"{n} drafts at most": (1, STEPS, f"range(1, min(num_steps, {n}) + 1)") for n in (2, 3, 4)},
+}
+
+
+@pytest.mark.parametrize("name", SUBTLE)
+def test_what_is_wrong_now_and_then_fails_with_every_seed_and_gets_no_diagnosis(judge: Judge, name: str) -> None:
+    number, before, after = SUBTLE[name]
+    exercise = EXERCISES[number]
+    source = variant(exercise, before, after)
+    namespace: dict[str, Any] = {"__name__": "variant"}
+    exec(compile(source, name, "exec", dont_inherit=True), namespace)
+    for seed in range(20):
+        cases = draw_cases(problem_of(exercise.id), random.Random(seed), 42)
+        assert any(is_wrong(exercise, namespace[exercise.function], case) for case in cases), seed
+    result = judge.grade_text(exercise, source.encode(), "answer.py")
+    assert (result.verdict, result.misconception) == ("fail", None)
+
+
+def test_a_diagnosis_rests_on_more_than_the_cases_of_the_run(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which there are the two examples here. In both, the two answers are the same."""
+    monkeypatch.setattr("refspec.grader.judge.DRAWN", 0)
+    misconception = next(m for m in EXERCISES[1].misconceptions if m.id == "no_bonus")
+    other = misconception.source + "\nno_bonus = walk_tree\n\n" + AFRESH["walk_tree"].replace("walk_tree", "afresh")
+    other += "\ndef walk_tree(*args):\n    return (afresh if args[-1] == 3 else no_bonus)(*args)\n"
+    found = [
+        judge.grade_text(EXERCISES[1], source.encode(), "answer.py").misconception
+        for source in (misconception.source, other)
+    ]
+    assert found == ["no_bonus", None]
+
+
+def test_counting_the_root_and_counting_the_bonus_are_one_misconception(judge: Judge) -> None:
+    source = AFRESH["walk_tree"].replace("len(path) - 1)", "len(path))")
+    result = judge.grade_text(EXERCISES[1], source.encode(), "answer.py")
+    assert result.misconception == "one_too_many"
+    assert result.diagnosis is not None
+    assert "neither the root" in result.diagnosis
 
 
 @each_exercise

@@ -207,6 +207,11 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "refspec" not in type(
 def walk_tree(*args): return "found"
 """,
     "crashes": "ctypes.string_at(0)",
+    "ends by a signal without a name": "os.kill(os.getpid(), 35)",
+    "replies with a shape beyond NumPy's bounds": FORGED.replace(
+        "[[7, 0, 9, 4]", '[{"array": ["int64", [0, 2147483647, 2147483647, 2147483647], ""]}'
+    )
+    + "everywhere(FORGED)\nos._exit(0)",
     "recurses for ever": "def walk_tree(*args): return walk_tree(*args)",
     "returns the examples' answers": None,
 }
@@ -312,14 +317,17 @@ def test_a_stopped_nursery_is_given_up() -> None:
 
 
 def test_the_nursery_holds_no_solution_and_no_case(judge: Judge) -> None:
-    source = IMPORTS + (
+    look = (
         "print(*sorted(name for name in sys.modules if name.startswith('refspec')))\n"
-        "print(*{type(thing).__module__ for thing in gc.get_objects()} & {'refspec.grader.problems'})\n" + WRONG
+        "    print(*{type(thing).__module__ for thing in gc.get_objects()} & {'refspec.grader.problems'})\n    b, n"
     )
+    source = IMPORTS + WRONG.replace("b, n", look, 1)
     result = judge.grade_text(EXERCISE, source.encode(), "answer.py")
     modules = set(result.printed.split())
     assert "refspec.grader.child" in modules
-    assert not {name for name in modules if name.startswith(("refspec.kernels", "refspec.spec", "refspec.grader.p"))}
+    assert not {
+        name for name in modules if name.startswith(("refspec.kernels", "refspec.spec", "refspec.grader.problems"))
+    }
     assert not modules & {"refspec.grader.judge", "refspec.grader.exercise", "refspec.grader.sandbox"}
 
 
@@ -339,6 +347,18 @@ def test_a_file_that_ends_the_grader_has_not_passed(tmp_path: Path) -> None:
     while time.monotonic() < deadline and nurseries():
         time.sleep(0.05)
     assert nurseries() == []
+
+
+def test_nothing_is_imported_from_the_folder_where_it_is_started(tmp_path: Path) -> None:
+    """`python -m` has it first among the places to look; what lies there may be what is to be judged."""
+    (tmp_path / "walk_tree.py").write_text(WRONG)
+    for name in ("psutil", "torch", "numpy", "rich", "typer", "json"):
+        (tmp_path / f"{name}.py").write_text("import os\nprint('{\"passed\": 1}', flush=True)\nos._exit(0)\n")
+    command = [sys.executable, "-m", "refspec", "grade", "walk_tree", "--submission", "."]
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "0 of 1 exercise passed" in ended.stdout
 
 
 def nurseries() -> list[psutil.Process]:

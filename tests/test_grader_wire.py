@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from refspec.grader.compare import UnlikeError, first_difference, named_arrays, same, unchanged
 from refspec.grader.judge import read_reply
-from refspec.grader.wire import DTYPES, MessageError, Other, decode, dumps, encode, loads, printable
+from refspec.grader.printable import printable
+from refspec.grader.wire import DTYPES, MessageError, Other, decode, dumps, encode, loads
 
 NAN = float("nan")
 
@@ -78,6 +79,7 @@ def array_of(dtype: object, shape: object, data: bytes) -> object:
         array_of("int64", [True], b"12345678"),
         array_of("int64", [2**40, 2**40], b""),
         array_of("int64", [1.0], b"12345678"),
+        array_of("int64", [0, 2**31 - 1, 2**31 - 1, 2**31 - 1], b""),
         array_of("int64", [1] * 9, b"12345678"),
         {"array": ["int64", [0], ""], "float": "0x1p0"},
         [[{"pickle": "cos\nsystem"}]],

@@ -37,7 +37,8 @@ def next_beams(
     The rule. A child's path score is its beam's path score times its own probability (at level 0: its own
     probability). The new beams of a request are the k children with the highest path scores, best first; of equal
     ones, that which comes first: beam 0's children in their order, then beam 1's, and so on. One beam may go on with
-    several children, and another with none. At level 0 there are just k children: all become beams, as they come.
+    several children, and another with none; children of two beams may hold the same token, and are two children all
+    the same. At level 0 there are just k children: all become beams, as they come.
 
     The pool. All children of all levels are kept as candidates, whether chosen or not. A request's are numbered as
     they come: 0 .. k-1 at level 0, then k*k more at each level, k .. k + k*k - 1 at level 1, and so on.

@@ -25,6 +25,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from refspec.grader.printable import printable
+
 # What typer raises for a bad command line. Where it can be imported from differs between typer's versions.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -108,7 +110,7 @@ def _signals_as_exits() -> Iterator[None]:
 
 
 def _complain(what: object, status: int) -> int:
-    print("refspec:", " ".join(str(what).splitlines()), file=sys.stderr)
+    print("refspec:", printable(" ".join(str(what).splitlines())), file=sys.stderr)
     return status
 
 

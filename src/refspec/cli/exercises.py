@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +19,11 @@ from rich.text import Text
 from refspec.chapters import CourseError
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.render import plural
+from refspec.cli.whole_file import whole_file
 from refspec.grader.exercise import HINTS, Exercise, all_exercises, find_exercise, select_exercises
 from refspec.grader.limits import Limits
-from refspec.grader.workspace import Workspace, find_workspace, replace_file, submitted_file
+from refspec.grader.printable import printable
+from refspec.grader.workspace import Workspace, WorkspaceError, find_workspace, read_file, submitted_file
 
 if TYPE_CHECKING:
     from refspec.grader.judge import Judge, Result
@@ -42,6 +44,7 @@ VERDICTS = {
 }
 LOOK_EVERY_SECONDS = 0.2
 MOST_PRINTED_LINES = 12
+TIME_LIMITS = 0.1, 3600.0  # seconds
 
 WorkspaceOption = Annotated[
     Path | None,
@@ -103,14 +106,14 @@ def grade(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Grade again whenever a file changes.")] = False,
     submission: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Grade the files in this folder, and write nothing there.")
+        str | None, typer.Option(metavar="DIR", help="Grade the files in this folder, and write nothing there.")
     ] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, too.")] = None,
     gradescope: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Gradescope's JSON, too.")] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Draw the unseen cases of an earlier run again.")
     ] = None,
-    time_limit: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="For each exercise.")] = Limits.seconds,
+    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="For each exercise.")] = Limits.seconds,
     workspace: WorkspaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,16 +121,22 @@ def grade(
 
     Exit status 0 if all that was graded passed, 1 if not, or if there was nothing to grade. An exercise that you name,
     or any of a submission, must be there to pass.
+
+    Files run as you, with your files and network within reach: read those of strangers first, or grade in a container.
+    A pass says that the outputs were right for the cases tried, not who wrote the file or that it is right for all.
     """
     if watch and (as_json or junit or gradescope or submission):
         raise UsageError("--watch shows your workspace on a terminal: leave --json and the other options out")
-    if submission is not None and not submission.is_dir():
-        raise UsageError(f"--submission {submission} is not a folder")
+    if not TIME_LIMITS[0] <= time_limit <= TIME_LIMITS[1]:
+        raise UsageError(f"--time-limit is {time_limit:g}: it must be {TIME_LIMITS[0]:g} to {TIME_LIMITS[1]:g} seconds")
+    folder = None if submission is None else Path(submission)
+    if folder is not None and not (submission and folder.is_dir()):
+        raise UsageError(f"--submission {submission or '(empty)'} is not a folder")
     with _as_usage():
         chosen = select_exercises(name)
-    place = find_workspace(workspace) if submission is None else None
+    place = find_workspace(workspace) if folder is None else None
     files = {
-        exercise.id: place.file(exercise) if place else submitted_file(submission or Path(), exercise)
+        exercise.id: place.file(exercise) if place else submitted_file(folder or Path(), exercise)
         for exercise in chosen
     }
     limits, console = Limits(seconds=time_limit), Console(highlight=False)
@@ -135,23 +144,27 @@ def grade(
         seed = secrets.randbelow(2**31)
     from refspec.grader.judge import Judge
 
-    with Judge(limits, seed) as judge:
+    with ExitStack() as stack:
+        save_junit, save_gradescope = (
+            file and stack.enter_context(whole_file(file, "the report")) for file in (junit, gradescope)
+        )
+        judge = stack.enter_context(Judge(limits, seed))
         if watch:
             assert place is not None
             _watch(judge, place, chosen, console)
         errors = Console(stderr=True, highlight=False)
         with errors.status("grading") if shows_progress(as_json) else nullcontext():
             results = [_graded(judge, place, exercise, files[exercise.id]) for exercise in chosen]
-    from refspec.grader import report
+        from refspec.grader import report
 
-    if junit:
-        _write(junit, report.as_junit(results))
-    if gradescope:
-        _write(gradescope, json.dumps(report.as_gradescope(results), indent=2).encode())
+        if save_junit:
+            save_junit(lambda path: path.write_bytes(report.as_junit(results)))
+        if save_gradescope:
+            save_gradescope(lambda path: path.write_text(json.dumps(report.as_gradescope(results), indent=2)))
     if as_json:
         typer.echo(json.dumps(report.as_json(results, limits)))
     else:
-        _show(console, results)
+        _show(console, results, folder)
     expected = [
         result for result in results if submission is not None or name is not None or result.verdict != "not_started"
     ]
@@ -172,19 +185,23 @@ def hint(
     """Say a little more about an exercise; the last hint is the difference between your file and the solution."""
     with _as_usage():
         exercise = find_exercise(exercise_id)
-    is_diff = number == len(HINTS)
+    is_diff, passed = number == len(HINTS), False
     if is_diff:
-        file = find_workspace(workspace).file(exercise)
-        yours = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else exercise.skeleton
+        place, yours = find_workspace(workspace), exercise.skeleton
+        with suppress(FileNotFoundError):
+            yours = read_file(place.file(exercise)).decode("utf-8", "replace")
+        passed = place.state(exercise) == "passed"
         text = exercise.solution_diff(yours) or "none: your file is the solution\n"
     else:
         text = exercise.hints[number - 1] + "\n"
     if as_json:
         document = {"id": exercise.id, "number": number, "of": len(HINTS), "kind": HINTS[number - 1], "text": text}
-        typer.echo(json.dumps(document))
+        typer.echo(json.dumps({**document, "passed": passed}))
         return
     console = Console(highlight=False)
     console.print(f"{exercise.title}, hint {number} of {len(HINTS)}: {HINTS[number - 1]}\n", style="bold", markup=False)
+    if passed:
+        console.print("Your file passes as it is. This is how the package's own function differs from it:\n")
     styles = {"+": "green", "-": "red", "@": "dim"} if is_diff else {}
     for line in text.splitlines():
         console.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)
@@ -232,21 +249,18 @@ def _as_row(place: Workspace, exercise: Exercise) -> dict[str, Any]:
 
 def _near(file: Path) -> str:
     """A path as one would type it."""
-    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
+    return printable(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
 
 
 def _graded(judge: Judge, place: Workspace | None, exercise: Exercise, file: Path) -> Result:
     result = judge.grade(exercise, file)
     if place and result.verdict == "pass" and result.digest:
-        place.record_pass(exercise, result.digest)
+        try:
+            place.record_pass(exercise, result.digest)
+        except OSError as error:  # it has passed all the same
+            where = printable(str(error.filename or place.folder))
+            typer.echo(f"refspec: that {exercise.id} passed cannot be noted: {where}: {error.strerror}", err=True)
     return result
-
-
-def _write(file: Path, data: bytes) -> None:
-    try:
-        replace_file(file, data)
-    except OSError as error:
-        raise ValueError(f"cannot write {file}: {error.strerror}") from None
 
 
 def _watch(judge: Judge, place: Workspace, chosen: Sequence[Exercise], console: Console) -> None:
@@ -260,7 +274,7 @@ def _watch(judge: Judge, place: Workspace, chosen: Sequence[Exercise], console: 
             results[exercise.id] = _graded(judge, place, exercise, place.file(exercise))
         if changed:
             console.clear()
-            _show(console, [results[exercise.id] for exercise in chosen])
+            _show(console, [results[exercise.id] for exercise in chosen], say_limits=not seen)
             console.print("watching; Ctrl-C ends it", style="dim")
         seen = now
         time.sleep(LOOK_EVERY_SECONDS)
@@ -268,26 +282,32 @@ def _watch(judge: Judge, place: Workspace, chosen: Sequence[Exercise], console: 
 
 def _content(file: Path) -> bytes | None:
     try:
-        return file.read_bytes()
-    except OSError:
+        return read_file(file)
+    except (OSError, WorkspaceError):
         return None
 
 
-def _show(console: Console, results: Sequence[Result]) -> None:
+def _show(console: Console, results: Sequence[Result], submission: Path | None = None, say_limits: bool = True) -> None:
     for result in results:
         _show_result(console, result)
     passed = sum(result.verdict == "pass" for result in results)
     graded = [result for result in results if result.verdict != "not_started"]
+    chapter = results[0].exercise.chapter.number
+    if not graded and submission is not None:
+        names = " or ".join(f"{result.exercise.id}.py" for result in results)
+        console.print(f"Nothing to grade: no {names} in {printable(str(submission))}", markup=False)
+        return
     if not graded:
-        first = results[0].exercise.chapter.number
-        console.print(f"Nothing to grade yet. To begin: refspec start {first}")
+        console.print(f"Nothing to grade yet. To begin: refspec start {chapter}")
         return
     console.print(f"{passed} of {plural(len(results), 'exercise')} passed", style="bold")
-    seeds = sorted({result.seed for result in graded if result.seed is not None})
+    if passed == len(results) and submission is None:
+        console.print(f"Next: refspec quiz {chapter}")
+    seeds = sorted({result.seed for result in graded if result.unseen and result.seed is not None})
     if seeds:
         console.print(f"the unseen cases were drawn from seed {', '.join(map(str, seeds))} (--seed)", style="dim")
     not_enforced = next((result.not_enforced for result in graded if result.not_enforced), ())
-    if not_enforced:
+    if not_enforced and say_limits:
         console.print(f"not limited on this system: {', '.join(not_enforced)}", style="dim")
 
 
@@ -315,7 +335,8 @@ def _show_result(console: Console, result: Result) -> None:
             console.print(Padding(Text(result.diagnosis), (0, 0, 1, 2)))
     _show_printed(console, result.printed)
     if result.verdict not in ("pass", "not_started"):
-        console.print(Padding(Text(f"Next: refspec hint {exercise.id}"), (0, 0, 1, 2)))
+        read = "read the chapter (refspec site serve), then write it; " if result.unwritten else ""
+        console.print(Padding(Text(f"Next: {read}refspec hint {exercise.id}"), (0, 0, 1, 2)))
 
 
 def _show_printed(console: Console, printed: str) -> None:

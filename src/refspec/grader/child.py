@@ -75,12 +75,20 @@ def run(limits: Limits, user_tasks: int, job_fd: int, reply_fd: int, printed_fd:
         function = _load(job, send)
         if function is not None:
             for number, inputs in enumerate(job["cases"]):
+                _flush(job["mark"])
                 send({"case": number, **_call(function, inputs, job["path"])})
-        for stream_out in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream_out.flush()
+        _flush()
         status = 0
     os._exit(status)  # without what the learner's code left for the end
+
+
+def _flush(mark: str = "") -> None:
+    """What was printed is out, and the mark behind it, by which the judge knows where the next call begins."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    with suppress(OSError):
+        os.write(1, mark.encode("ascii"))
 
 
 def apply_limits(limits: Limits, user_tasks: int) -> list[str]:
@@ -92,8 +100,7 @@ def apply_limits(limits: Limits, user_tasks: int) -> list[str]:
     ]
     held = _held_bytes()
     if held is not None:
-        # Of the memory limits only this one counts what can be written to, and not what torch merely maps.
-        wanted.append(("memory", resource.RLIMIT_DATA, held + (limits.memory_mb << 20)))
+        wanted.append(("memory", resource.RLIMIT_AS, held + (limits.memory_mb << 20)))
     refused = [] if held is not None else ["memory"]
     if os.geteuid() == 0:
         refused.append("number of processes (this is root: they are counted instead)")
@@ -111,10 +118,10 @@ def apply_limits(limits: Limits, user_tasks: int) -> list[str]:
 
 
 def _held_bytes() -> int | None:
-    """What RLIMIT_DATA counts, of this process; None where the system has no such count."""
+    """What RLIMIT_AS counts, of this process, much of it merely mapped; None where the system does not say."""
     try:
         with open("/proc/self/status", encoding="ascii") as status:
-            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))
     except (OSError, StopIteration):
         return None
 
@@ -149,7 +156,7 @@ def _load(job: dict[str, Any], send: Any) -> Any:
         return None
     function = module.__dict__.get(name)
     if not callable(function):
-        send({"failed": {"kind": "no function", "message": "", "module": None, "line": None}})
+        send({"failed": {"kind": wire.NO_FUNCTION, "message": "", "module": None, "line": None}})
         return None
     send({"loaded": True})
     return function
@@ -174,7 +181,7 @@ def _input(data: Any) -> Any:
 
 
 def _describe(error: BaseException, path: str) -> dict[str, Any]:
-    """kind: the exception's name, or "refused"; the line is the last one in the learner's file."""
+    """kind: the exception's name, or REFUSED; the line is the last one in the learner's file."""
     line = None
     if isinstance(error, SyntaxError) and error.filename == path:
         line = error.lineno
@@ -187,5 +194,5 @@ def _describe(error: BaseException, path: str) -> dict[str, Any]:
     with suppress(BaseException):
         message = (error.msg if isinstance(error, SyntaxError) else str(error))[:LONGEST_MESSAGE]
     module = error.name if isinstance(error, ImportError) and isinstance(error.name, str) else None
-    kind = "refused" if isinstance(error, Refused) else type(error).__name__
+    kind = wire.REFUSED if isinstance(error, Refused) else type(error).__name__
     return {"kind": kind, "message": message, "module": module, "line": line if type(line) is int else None}

@@ -16,6 +16,7 @@ import numpy as np
 from refspec.grader.wire import Other, Plain
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-9
+MOST_NUMBERS = 20_000  # in one output; a right one has hundreds
 KINDS = {"b": "truth values", "i": "whole numbers", "u": "whole numbers", "f": "fractions"}
 
 Names: TypeAlias = "str | tuple[Names, ...]"  # what a function returns, by name: ("scores", ("tokens", "parents"))
@@ -117,6 +118,10 @@ def _as_array(name: str, value: Plain) -> np.ndarray:
         return np.array(value)
     if not isinstance(value, list):
         raise UnlikeError(f"{name} must be an array of numbers; yours is {_in_words(value)}")
+    if len(value) > MOST_NUMBERS:
+        raise UnlikeError(f"{name} must be much smaller; yours is a list of {len(value)}")
+    if len(kinds := set(map(type, value))) == 1 and kinds <= {bool, int, float}:
+        return np.array(value)
     parts = [_as_array(name, item) for item in value]
     if len({part.shape for part in parts}) > 1:
         raise UnlikeError(f"the rows of {name} must have one length; yours differ")

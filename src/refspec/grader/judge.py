@@ -15,7 +15,8 @@ of this process. It refuses to import the module that holds the solution because
 not because nobody could get around it. Whoever grades the files of strangers puts the whole of it into a container.
 Processes that a child leaves behind are found as descendants of the nursery; where the child has ended the nursery,
 by an environment variable that all of them have, unless they threw it away. Limits that this system does not enforce
-are listed with every result.
+are listed with every result. And `python -m` has imported from the current folder before any line of refspec runs:
+where that folder is a stranger's, only `refspec` and `python -P -m refspec` begin clean.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,29 +37,24 @@ import numpy as np
 from rich.console import RenderableType
 
 from refspec.grader import wire
-from refspec.grader.compare import (
-    Arrays,
-    Difference,
-    UnlikeError,
-    first_difference,
-    named_arrays,
-    same,
-    unchanged,
-)
+from refspec.grader.compare import Arrays, Difference, UnlikeError, first_difference, named_arrays, same, unchanged
 from refspec.grader.exercise import Exercise, Misconception
 from refspec.grader.limits import Limits
-from refspec.grader.problems import LARGEST, Case, Problem, problem_of
-from refspec.grader.sandbox import Job, Outcome, Sandbox
-from refspec.grader.wire import MessageError, Plain
+from refspec.grader.printable import printable
+from refspec.grader.problems import LARGEST, Case, Pick, Problem, problem_of
+from refspec.grader.sandbox import Job, JudgeError, Outcome, Sandbox
+from refspec.grader.wire import NO_FUNCTION, REFUSED, MessageError, Plain
+from refspec.grader.workspace import WorkspaceError, read_file
 
 Verdict = Literal["pass", "fail", "error", "timeout", "not_started"]
 
 DRAWN = 42  # unseen cases of one run
-SEPARATING_ROUNDS, SEPARATING_CASES, SEPARATING_TRIES = 3, 12, 300
-SHRINK_SECONDS, SHRINK_RUN_SECONDS, SHRINK_EXAMPLES = 0.7, 0.5, 150
+SEPARATING_TRIES, SEPARATING_CASES = 240, 5  # what is drawn; of them, those asked for each thing to be told apart
+ENOUGH = 10  # failing cases in which a learner's answer is a misconception's, before that is said to be the thought
+SHRINK_SECONDS, SHRINK_RUN_SECONDS, SHRINK_BATCH = 2.0, 0.5, 120
 SMALL, SMALL_CASES = 2, 140
-LARGEST_FILE = 1 << 20
-UNWRITTEN = "raised:NotImplementedError"  # what skeletons do
+LONGEST_KIND, LONGEST_MESSAGE = 80, 400
+UNWRITTEN = "raise NotImplementedError"  # what skeletons do
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,8 @@ class Result:
     misconception: str | None = None  # its id
     diagnosis: str | None = None  # its sentence
     printed: str = ""  # by the learner's code
+    unwritten: bool = False  # the skeleton, or as good as it
+    unseen: bool = False  # it failed in a case that was drawn
     cases: int = 0
     seed: int | None = None
     seconds: float = 0.0
@@ -100,6 +99,7 @@ class _Answer:
 
     value: Plain | _Raised
     inputs: dict[str, Plain]  # after the call
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,11 @@ class _Reply:
 class _Fault:
     """Why one answer is not right."""
 
-    kind: str  # raised:..., changed:..., form, value: what stays the same when the case is made smaller
+    kind: str  # raised:, changed: or value: and which; form: what stays the same when the case is made smaller
     headline: str
     difference: Difference | None = None
     yours: Arrays | None = None
     right: Arrays | None = None
-
-
-class _TimeIsUp(BaseException):
-    """Not an Exception: Hypothesis would take that for what it looks for."""
 
 
 class Judge:
@@ -150,15 +146,13 @@ class Judge:
     def grade(self, exercise: Exercise, file: Path) -> Result:
         """A file that may or may not be there. Raises JudgeError if the judge cannot work here at all."""
         try:
-            if not file.exists():
-                return Result(exercise, "not_started", "not started yet")
-            if not file.is_file():
-                return Result(exercise, "error", f"{file} is no plain file")
-            if file.stat().st_size > LARGEST_FILE:
-                return Result(exercise, "error", f"{file} is larger than {LARGEST_FILE >> 10} KiB")
-            source = file.read_bytes()
+            source = read_file(file)
+        except FileNotFoundError:
+            return Result(exercise, "not_started", "not started yet")
+        except WorkspaceError as error:
+            return Result(exercise, "error", printable(str(error)))
         except OSError as error:
-            return Result(exercise, "error", f"{file} cannot be read: {error.strerror}")
+            return Result(exercise, "error", printable(f"{file} cannot be read: {error.strerror}"))
         return self.grade_text(exercise, source, str(file))
 
     def grade_text(self, exercise: Exercise, source: bytes, path: str) -> Result:
@@ -166,11 +160,17 @@ class Judge:
         started = time.monotonic()
         seed = secrets.randbelow(2**31) if self.seed is None else self.seed
         run = _Run(self, exercise, source, path, random.Random(f"{seed} {exercise.id}"))
-        result = run.judge()
+        try:
+            result = run.judge()
+        except JudgeError:
+            raise
+        except Exception as error:  # whatever one file brings about, the next one is judged
+            result = Result(exercise, "error", _our_fault(error))
+            self.sandbox.close()
         return replace(
             result,
             seed=seed,
-            printed=wire.printable(run.printed),
+            printed=printable(result.printed)[: self.limits.printed_kb << 10],
             seconds=time.monotonic() - started,
             digest=hashlib.sha256(source).hexdigest(),
             not_enforced=self.sandbox.not_enforced,
@@ -184,39 +184,51 @@ class _Run:
         self.limits, self.sandbox = judge.limits, judge.sandbox
         self.exercise, self.source, self.path, self.rng = exercise, source, path, rng
         self.problem = problem_of(exercise.id)
-        self.printed = ""
 
     def judge(self) -> Result:
         examples = list(self.problem.examples)
-        cases = [*examples, *draw_cases(self.problem, self.rng, DRAWN)]
+        drawn = draw(self.problem, self.rng, DRAWN)
+        cases = [*examples, *(one.case for one in drawn)]
         self.sandbox.start()
         self.exercise.reference()  # loads torch here while the nursery loads it there
         outcome = self._ask(cases, self.limits)
-        self.printed = outcome.printed
         try:
-            reply = read_reply(outcome.reply, len(cases))
+            reply = read_reply(outcome.reply, len(cases), outcome.printed)
         except MessageError as error:
             headline = f"what came back is not what {self._name} returned ({error}): does the file write to it?"
             return self._result("fail", headline)
         answers = reply.answers
+        # Where it was when it was ended, if it was.
+        there: dict[str, Any] = {"printed": "".join(outcome.printed[len(answers) + 1 if reply.loaded else 0 :])}
+        if reply.loaded and len(answers) < len(cases):
+            shown = self.problem.picture(cases[len(answers)])
+            there = {**there, **self._where(len(answers), examples), "picture": shown}
         if outcome.ending == "timeout":
-            doing = "in " + self._where(len(answers), examples) if reply.loaded else "while it was loaded"
-            return self._result("timeout", f"timed out after {self.limits.seconds:g} s", where=doing)
+            return self._result(
+                "timeout", f"timed out after {self.limits.seconds:g} s", **{"where": "while it was loaded", **there}
+            )
         if outcome.ending == "processes":
-            return self._result("fail", f"it started more than {self.limits.processes} processes, and was ended")
+            return self._result(
+                "fail", f"it started more than {self.limits.processes} processes, and was ended", **there
+            )
         if outcome.ending == "reply":
-            return self._result("fail", f"it returned more than {self.limits.reply_mb} MB, and was ended")
+            return self._result("fail", f"it returned more than {self.limits.reply_mb} MB, and was ended", **there)
         if outcome.ending == "lost":
-            return self._result("error", "the process that runs exercises was ended while it ran this one")
+            return self._result("error", "the process that runs exercises was ended while it ran this one", **there)
         if reply.failed is not None:
-            return self._not_loaded(reply.failed)
+            return replace(self._not_loaded(reply.failed), **there)
         for number, (case, answer) in enumerate(zip(cases, answers, strict=False)):
             fault = find_fault(self.exercise, self.problem, case, answer)
             if fault is not None:
-                return self._explained(fault, case, number, examples, cases, answers)
+                return self._explained(fault, number, examples, drawn, answers)
         if len(answers) < len(cases) or outcome.status != 0:
-            return self._result("fail", self._early_end(outcome, len(answers) < len(cases)))
-        return self._result("pass", f"right, in {len(examples)} examples and {DRAWN} unseen cases", cases=len(cases))
+            return self._result("fail", self._early_end(outcome, len(answers) < len(cases)), **there)
+        return self._result(
+            "pass",
+            f"right, in {len(examples)} examples and {DRAWN} unseen cases",
+            cases=len(cases),
+            printed="".join(outcome.printed),
+        )
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -234,7 +246,8 @@ class _Run:
         """As far as they come; for questions asked after the verdict."""
         limits = replace(self.limits, seconds=min(seconds, self.limits.seconds))
         try:
-            return read_reply(self._ask(cases, limits).reply, len(cases)).answers
+            outcome = self._ask(cases, limits)
+            return read_reply(outcome.reply, len(cases), outcome.printed).answers
         except MessageError:
             return ()
 
@@ -247,20 +260,20 @@ class _Run:
     def _result(self, verdict: Verdict, headline: str, **more: Any) -> Result:
         return Result(self.exercise, verdict, headline, **more)
 
-    def _where(self, number: int, examples: Sequence[Case]) -> str:
+    def _where(self, number: int, examples: Sequence[Case]) -> dict[str, Any]:
         if number < len(examples):
-            return f"example {number + 1} of {len(examples)}"
-        return "an unseen case"
+            return {"where": f"in example {number + 1} of {len(examples)} (shown below)"}
+        return {"where": "in an unseen case", "unseen": True}
 
     def _not_loaded(self, failed: _Raised) -> Result:
-        if failed.kind == "refused":
+        if failed.kind == REFUSED:
             return self._result("fail", _refusal(self.exercise))
-        if failed.kind == "no function":
+        if failed.kind == NO_FUNCTION:
             return self._result("error", f"the file defines no function {self._name}")
         if failed.kind in ("SyntaxError", "IndentationError", "TabError"):
             where = "" if failed.line is None else f" in line {failed.line}"
             return self._result("error", f"syntax error{where}: {failed.message}")
-        if failed.kind == "ModuleNotFoundError":
+        if failed.kind == "ModuleNotFoundError" and failed.module is not None:
             said = f"it imports {failed.module}, which is not installed here"
             return self._result("error", f"{said} (an exercise is one file: those beside it are not seen)")
         if failed.kind == "UnicodeDecodeError":
@@ -273,32 +286,39 @@ class _Run:
         assert outcome.status is not None
         how = f"exit status {outcome.status}"
         if outcome.status < 0:
-            how = signal.Signals(-outcome.status).name
+            number = -outcome.status
+            named = number in {each.value for each in signal.Signals}  # real-time signals have no name
+            how = signal.Signals(number).name if named else f"signal {number}"
         when = f"before {self._name} had returned" if unfinished else "at its end"
         return f"the process ended {when} ({how})"
 
     def _explained(
         self,
         fault: _Fault,
-        case: Case,
         number: int,
         examples: Sequence[Case],
-        cases: Sequence[Case],
+        drawn: Sequence[Drawn],
         answers: Sequence[_Answer],
     ) -> Result:
+        answer, where = answers[number], self._where(number, examples)
+        if number == 0 and self._is_unwritten(answer):
+            return self._result("fail", f"{self._name} is not written yet", unwritten=True)
         misconception = None
-        if fault.kind in ("form", "value") or fault.kind.startswith("raised:"):
+        if not fault.kind.startswith("changed:"):
+            cases = [*examples, *(one.case for one in drawn)]
             misconception = self._diagnose(list(zip(cases, answers, strict=False)))
         shown = number < len(examples)
-        where = "in " + self._where(number, examples)
-        if not shown:
-            case, fault = self._smaller(case, fault)
-            where += ", made as small as it would go"
-        headline = fault.headline
-        picture = None if fault.kind == UNWRITTEN else self.problem.picture(case)
+        if shown:
+            case = examples[number]
+        else:
+            first = drawn[number - len(examples)]
+            smallest, fault, answer = self._smaller(first, fault, answer)
+            case = smallest.case
+            if smallest is not first:
+                where["where"] += ", made smaller"
+        headline, picture = fault.headline, self.problem.picture(case)
         facts: tuple[str, ...] = ()
-        if fault.kind == "value":
-            assert fault.difference is not None
+        if fault.difference is not None:
             assert fault.yours is not None
             assert fault.right is not None
             name = fault.difference.output
@@ -311,102 +331,128 @@ class _Run:
         return self._result(
             "fail",
             headline,
-            where=where,
             picture=picture,
             facts=facts,
             misconception=misconception.id if misconception else None,
             diagnosis=misconception.sentence if misconception else None,
             cases=len(answers),
+            printed=answer.printed,
+            **where,
         )
 
-    def _smaller(self, case: Case, fault: _Fault) -> tuple[Case, _Fault]:
-        """The smallest case with the same kind of fault that is found in a short time; the same one if none is.
+    def _is_unwritten(self, answer: _Answer) -> bool:
+        """Was it the skeleton's own line that raised?"""
+        raised = answer.value
+        if not isinstance(raised, _Raised) or raised.kind != "NotImplementedError" or raised.message:
+            return False
+        lines = self.source.decode("utf-8", "replace").splitlines()
+        return raised.line is not None and [line.strip() for line in lines[raised.line - 1 :][:1]] == [UNWRITTEN]
 
-        Many small ones in one child, to begin with; then Hypothesis, with a child for each.
+    def _smaller(self, first: Drawn, fault: _Fault, answer: _Answer) -> tuple[Drawn, _Fault, _Answer]:
+        """The smallest case with the same kind of fault that is found in a short time; the given one if none is.
+
+        A case is smaller if fewer choices make it, or smaller ones, as in Hypothesis. That is not called here, since it
+        tries one case after another, and a hundred cost a child little more than one.
         """
-        best = (case, fault)
+        best = (first, fault, answer)
         deadline = time.monotonic() + SHRINK_SECONDS
-
-        def fails(cases: Sequence[Case]) -> bool:
-            nonlocal best
-            if time.monotonic() > deadline:
-                raise _TimeIsUp
-            any_failed = False
-            for smaller, answer in zip(cases, self._answers(cases, SHRINK_RUN_SECONDS), strict=False):
-                found = find_fault(self.exercise, self.problem, smaller, answer)
+        tried = smaller_ones(self.problem, first, *draw(self.problem, self.rng, SMALL_CASES, largest=SMALL))
+        while tried and time.monotonic() < deadline:
+            batch, tried = tried[:SHRINK_BATCH], tried[SHRINK_BATCH:]
+            for one, got in zip(batch, self._answers([one.case for one in batch], SHRINK_RUN_SECONDS), strict=False):
+                found = find_fault(self.exercise, self.problem, one.case, got)
                 if found is not None and found.kind == fault.kind:
-                    any_failed = True
-                    if _size(smaller) < _size(best[0]):
-                        best = (smaller, found)
-            return any_failed
-
-        fails(draw_cases(self.problem, self.rng, SMALL_CASES, largest=SMALL))
-        _hypothesis_find(self.problem, lambda smaller: fails([smaller]), self.rng)
+                    best = (one, found, got)
+                    tried = smaller_ones(self.problem, one)
+                    break
         return best
 
     def _diagnose(self, pairs: list[tuple[Case, _Answer]]) -> Misconception | None:
-        """The one whose outputs are the learner's in all cases; where several are, cases are added that part them."""
-        suspects = [(m, load_misconception(m, self._name)) for m in self.exercise.misconceptions]
-        for _ in range(SEPARATING_ROUNDS):
-            suspects = [
-                (m, function)
-                for m, function in suspects
-                if all(_agree(self.problem, call(function, case), answer.value) for case, answer in pairs)
-            ]
-            if len(suspects) < 2:
-                break
-            parting = self._parting_cases([function for _, function in suspects])
-            pairs = list(zip(parting, self._answers(parting, self.limits.seconds), strict=False))
-            if not pairs:
-                break
-        return suspects[0][0] if suspects else None
+        """The one whose outputs are the learner's in all cases.
 
-    def _parting_cases(self, functions: Sequence[Callable[..., Any]]) -> list[Case]:
-        parting: list[Case] = []
-        for case in draw_cases(self.problem, self.rng, SEPARATING_TRIES):
-            first, *others = (call(function, case) for function in functions)
-            if not all(_agree(self.problem, first, other) for other in others):
-                parting.append(case)
-            if len(parting) == SEPARATING_CASES:
-                break
-        return parting
+        In those of the run; and in others, in which it shows and differs from every other misconception: a wrong
+        thought of another kind is not to be taken for it by chance.
+        """
+        bank = [_Recalling(self.problem, load_misconception(m, self._name)) for m in self.exercise.misconceptions]
+        right = _Recalling(self.problem, self.exercise.reference())
+        given = [(case, _form(self.problem, answer.value)) for case, answer in pairs]
+        for misconception, suspect in zip(self.exercise.misconceptions, bank, strict=True):
+            if not all(_agree(suspect(case), form) for case, form in given):
+                continue
+            cases = self._telling_cases(suspect, right, [other for other in bank if other is not suspect])
+            forms = [_form(self.problem, answer.value) for answer in self._answers(cases, self.limits.seconds)]
+            shows = sum(not _agree(suspect(case), right(case)) for case in cases)
+            if shows < ENOUGH or len(forms) < len(cases):
+                continue
+            if all(_agree(suspect(case), form) for case, form in zip(cases, forms, strict=True)):
+                return misconception
+        return None
+
+    def _telling_cases(self, suspect: _Recalling, right: _Recalling, others: Sequence[_Recalling]) -> list[Case]:
+        """Cases in which the suspect differs from what is right, and from each of the others."""
+        drawn = draw_cases(self.problem, self.rng, SEPARATING_TRIES)[::-1]  # the large ones, which tell more, first
+        telling: dict[int, Case] = {}
+        for other, wanted in [(right, 2 * ENOUGH), *((other, SEPARATING_CASES) for other in others)]:
+            differ = (number for number, case in enumerate(drawn) if not _agree(suspect(case), other(case)))
+            telling.update((number, drawn[number]) for number in islice(differ, wanted))
+        return list(telling.values())
 
 
 # --- cases ------------------------------------------------------------------------------------------------------------
 
 
-def draw_cases(problem: Problem, rng: random.Random, count: int, largest: int = LARGEST) -> list[Case]:
+@dataclass(frozen=True)
+class Drawn:
+    """A case, and the choices that made it."""
+
+    case: Case
+    choices: tuple[int, ...]  # its kind, its size, and what the draw picked: each as a distance from the smallest
+
+    def order(self) -> tuple[int, tuple[int, ...]]:
+        """The smaller come first."""
+        return len(self.choices), self.choices
+
+
+def draw(problem: Problem, rng: random.Random, count: int, largest: int = LARGEST) -> list[Drawn]:
     """Growing in size, each kind of edge as often as the others."""
-    return [problem.draw(rng.randint, number % problem.kinds, 1 + number * largest // count) for number in range(count)]
+    sizes = ((number % problem.kinds, number * largest // count) for number in range(count))
+    return [_replay(problem, kind_and_size, rng.randint) for kind_and_size in sizes]
 
 
-def _hypothesis_find(problem: Problem, condition: Callable[[Case], bool], rng: random.Random) -> None:
-    """Calls the condition with ever smaller cases for which it held."""
-    import hypothesis  # only here: a file that passes, or fails in an example, does not wait for it
-    from hypothesis import strategies as st
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Case:
-        def pick(first: int, last: int) -> int:
-            return draw(st.integers(first, last))
-
-        return problem.draw(pick, pick(0, problem.kinds - 1), pick(1, LARGEST))
-
-    settings = hypothesis.settings(
-        max_examples=SHRINK_EXAMPLES,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    # What the condition has seen is all there is.
-    with suppress(hypothesis.errors.NoSuchExample, hypothesis.errors.Flaky, _TimeIsUp):
-        hypothesis.find(drawn(), condition, settings=settings, random=random.Random(rng.random()))
+def draw_cases(problem: Problem, rng: random.Random, count: int) -> list[Case]:
+    """As draw, without the choices."""
+    return [drawn.case for drawn in draw(problem, rng, count)]
 
 
-def _size(case: Case) -> int:
-    return sum(value.size if isinstance(value, np.ndarray) else value for value in case.values())
+def smaller_ones(problem: Problem, drawn: Drawn, *others: Drawn) -> list[Drawn]:
+    """Those a step smaller, with some choices left out or one of them lowered, and those of the others that are
+    smaller; the smallest first.
+    """
+    steps = [_replay(problem, choices, lambda first, last: first) for choices in _smaller_choices(drawn.choices)]
+    found = {one.choices: one for one in (*steps, *others) if one.order() < drawn.order()}
+    return sorted(found.values(), key=Drawn.order)
+
+
+def _smaller_choices(choices: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for at, choice in enumerate(choices):
+        yield choices[:at]
+        for length in (1, 2, 4, 8):
+            yield choices[:at] + choices[at + length :]
+        for lower in {0, choice // 2, choice - 1}:
+            yield (*choices[:at], lower, *choices[at + 1 :])
+
+
+def _replay(problem: Problem, choices: Sequence[int], more: Pick) -> Drawn:
+    """What these choices draw, each cut to its range; `more` picks where they do not reach."""
+    rest, made = iter(choices), []
+
+    def pick(first: int, last: int) -> int:
+        choice = next(rest, None)
+        picked = more(first, last) if choice is None else min(first + max(choice, 0), last)
+        made.append(picked - first)
+        return picked
+
+    return Drawn(problem.draw(pick, pick(0, problem.kinds - 1), pick(1, LARGEST)), tuple(made))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -423,6 +469,19 @@ def call(function: Callable[..., Any], case: Case) -> Plain | _Raised:
         return _Raised(type(error).__name__, str(error), None, None)
 
 
+class _Recalling:
+    """A function of ours, which is called once for a case, however often it is asked."""
+
+    def __init__(self, problem: Problem, function: Callable[..., Any]) -> None:
+        self.problem, self.function = problem, function
+        self.known: dict[int, tuple[Case, Arrays | str]] = {}  # the case too: else another might get its id
+
+    def __call__(self, case: Case) -> Arrays | str:
+        if id(case) not in self.known:
+            self.known[id(case)] = case, _form(self.problem, call(self.function, case))
+        return self.known[id(case)][1]
+
+
 def load_misconception(misconception: Misconception, name: str) -> Callable[..., Any]:
     """Its function. It is ours, and runs here."""
     namespace: dict[str, Any] = {"__name__": f"misconception_{misconception.id}"}
@@ -430,8 +489,10 @@ def load_misconception(misconception: Misconception, name: str) -> Callable[...,
     return namespace[name]
 
 
-def read_reply(reply: bytes, cases: int) -> _Reply:
-    """What child.py wrote for so many cases, or a beginning of it. Raises MessageError for other bytes."""
+def read_reply(reply: bytes, cases: int, printed: Sequence[str] = ()) -> _Reply:
+    """What child.py wrote for so many cases, or a beginning of it, with what was printed: while it was loaded, and in
+    each call. Raises MessageError for other bytes.
+    """
     *lines, rest = reply.split(b"\n")  # the rest: a line in which the child was ended
     if len(lines) > cases + 1 or (rest and len(lines) > cases):
         raise MessageError("more than there should be")
@@ -442,18 +503,21 @@ def read_reply(reply: bytes, cases: int) -> _Reply:
         return _Reply(failed=_read_raised(first["failed"]))
     if first != {"loaded": True}:
         raise MessageError("no beginning")
-    return _Reply(loaded=True, answers=tuple(_read_answer(line, number) for number, line in enumerate(lines[1:])))
+    said = (*printed[1:], *[""] * cases)
+    return _Reply(
+        loaded=True, answers=tuple(_read_answer(line, number, said[number]) for number, line in enumerate(lines[1:]))
+    )
 
 
-def _read_answer(line: bytes, number: int) -> _Answer:
+def _read_answer(line: bytes, number: int, printed: str) -> _Answer:
     data = wire.loads(line)
     if not isinstance(data, dict) or data.get("case") != number or not isinstance(data.get("inputs"), dict):
         raise MessageError("an answer to another case")
     inputs = {str(name): wire.decode(value) for name, value in data["inputs"].items()}
     if data.keys() == {"case", "inputs", "raised"}:
-        return _Answer(_read_raised(data["raised"]), inputs)
+        return _Answer(_read_raised(data["raised"]), inputs, printed)
     if data.keys() == {"case", "inputs", "value"}:
-        return _Answer(wire.decode(data["value"]), inputs)
+        return _Answer(wire.decode(data["value"]), inputs, printed)
     raise MessageError("an answer in no known form")
 
 
@@ -465,11 +529,12 @@ def _read_raised(data: Any) -> _Raised:
         raise MessageError("an exception in no known form")
     if line is not None and type(line) is not int:
         raise MessageError("an exception in no known form")
-    return _Raised(_one_line(kind), _one_line(message), None if module is None else _one_line(module), line)
+    module = None if module is None else _one_line(module, LONGEST_KIND)
+    return _Raised(_one_line(kind, LONGEST_KIND), _one_line(message, LONGEST_MESSAGE), module, line)
 
 
-def _one_line(text: str) -> str:
-    return wire.printable(" ".join(text.split()))
+def _one_line(text: str, longest: int) -> str:
+    return printable(" ".join(text[:longest].split()))
 
 
 def find_fault(exercise: Exercise, problem: Problem, case: Case, answer: _Answer) -> _Fault | None:
@@ -477,9 +542,7 @@ def find_fault(exercise: Exercise, problem: Problem, case: Case, answer: _Answer
     if isinstance(answer.value, _Raised):
         kind = f"raised:{answer.value.kind}"
         headline = f"{exercise.function} raises {answer.value.in_words()}"
-        if kind == UNWRITTEN:
-            headline = f"{exercise.function} is not written yet"
-        if answer.value.kind == "refused":
+        if answer.value.kind == REFUSED:
             headline = _refusal(exercise)
         return _Fault(kind, headline)
     for name, value in case.items():
@@ -496,11 +559,12 @@ def find_fault(exercise: Exercise, problem: Problem, case: Case, answer: _Answer
     if difference.index is None:
         return _Fault("form", difference.sentence or "")
     headline = difference.sentence or f"{difference.output}{list(difference.index)} is wrong"
-    return _Fault("value", headline, difference, yours, right)
+    return _Fault(f"value:{difference.output}", headline, difference, yours, right)
 
 
 def _refusal(exercise: Exercise) -> str:
-    return f"the exercise is to write this function: {exercise.solution_module} cannot be imported in it"
+    module = exercise.solution_module
+    return f"the exercise is to write this function: {module}, which holds it, cannot be imported, nor what imports it"
 
 
 def _ours(value: Plain | _Raised) -> Plain:
@@ -508,17 +572,25 @@ def _ours(value: Plain | _Raised) -> Plain:
     return value
 
 
-def _agree(problem: Problem, one: Plain | _Raised, other: Plain | _Raised) -> bool:
+def _form(problem: Problem, value: Plain | _Raised) -> Arrays | str:
+    """An answer as it is compared with others: its arrays, or what there is instead of them."""
+    if isinstance(value, _Raised):
+        return f"raised {value.kind}"
+    try:
+        return named_arrays(problem.outputs, value)
+    except UnlikeError as error:
+        return str(error)
+
+
+def _agree(one: Arrays | str, other: Arrays | str) -> bool:
     """Would the one be taken for the other?"""
-    if isinstance(one, _Raised) or isinstance(other, _Raised):
-        return isinstance(one, _Raised) and isinstance(other, _Raised) and one.kind == other.kind
-    forms = []
-    for value in (one, other):
-        try:
-            forms.append(named_arrays(problem.outputs, value))
-        except UnlikeError as error:
-            forms.append({str(error): np.zeros(0)})
-    return same(forms[0], forms[1])
+    return one == other if isinstance(one, str) or isinstance(other, str) else same(one, other)
+
+
+def _our_fault(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+    return f"the judge itself failed, which is a fault of refspec ({where}): {_one_line(str(error), LONGEST_MESSAGE)}"
 
 
 def _shown(array: np.ndarray) -> str:

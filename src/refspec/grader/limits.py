@@ -10,8 +10,9 @@ class Limits:
     """Of the child and all that it starts."""
 
     seconds: float = 5.0
-    memory_mb: int = 1024  # beyond what the nursery has
+    memory_mb: int = 1024  # of each process, beyond what the nursery has
     file_mb: int = 16  # the largest file that may be written
-    reply_mb: int = 8
-    printed_kb: int = 64  # more is read and thrown away
+    reply_mb: int = 2  # right replies have tenths of that
+    printed_kb: int = 64  # of one call, as it is shown
+    all_printed_kb: int = 1024  # more is read and thrown away
     processes: int = 64

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any
@@ -33,7 +33,10 @@ GRACE_SECONDS = 4.0  # after its time limit a job is ended by the nursery; after
 CLOSE_SECONDS = 4.0
 TOKEN = "REFSPEC_NURSERY"  # an environment variable by which all of a nursery's descendants are known
 CHUNK = 1 << 16
-NEVER_CLOSED_OFF = ("network", "files", "other processes of the same user")
+LOOK_EVERY_SECONDS = 0.5
+STOPPED_SECONDS = 2.0  # between two looks: then we were stopped ourselves (Ctrl-Z)
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # and LC_*, OMP_*, GOMP_*
+NEVER_CLOSED_OFF = ("network", "files", "other processes of the same user", "memory in files or of many processes")
 
 
 class JudgeError(ValueError):
@@ -49,13 +52,14 @@ class Job:
     function: str
     refuse: tuple[str, ...]  # modules that cannot be imported
     cases: Sequence[dict[str, Any]]  # by parameter: int or numpy array
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)  # stands before what each call prints
 
     def line(self) -> bytes:
         """As the child reads it."""
         cases = [{name: wire.encode(value) for name, value in case.items()} for case in self.cases]
         source = self.source.decode("latin-1")
         message = {"path": self.path, "source": source, "function": self.function, "refuse": self.refuse}
-        return wire.dumps({**message, "cases": cases})
+        return wire.dumps({**message, "cases": cases, "mark": self.mark})
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Outcome:
     ending: str  # ended, timeout, processes, reply (too long), lost (the nursery is gone)
     status: int | None  # exit status, or minus the signal's number; None where it was ended from here
     reply: bytes
-    printed: str
+    printed: tuple[str, ...]  # while it was loaded, then by each call
 
 
 class Sandbox:
@@ -84,6 +88,8 @@ class Sandbox:
 
     def start(self) -> None:
         """Begin to load torch there; does not wait. Raises JudgeError where there is no fork."""
+        if self._process is not None and self._ready and self._process.poll() is not None:
+            self.close(patience=0)  # somebody has ended it in the meantime
         if self._process is not None:
             return
         if not hasattr(os, "fork"):
@@ -92,8 +98,9 @@ class Sandbox:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         ours, theirs = socket.socketpair()
         package_folder = str(Path(__file__).parents[2])
+        kept = {k: v for k, v in os.environ.items() if k in PASSED_ON or k.startswith(("LC_", "OMP_", "GOMP_"))}
         environment = {
-            **os.environ,
+            **kept,
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             "PYTHONPATH": os.pathsep.join([package_folder, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
             TOKEN: self._token,
@@ -112,7 +119,13 @@ class Sandbox:
         self._control, self._ready = ours, False
 
     def run(self, work: Job, limits: Limits) -> Outcome:
-        """One job from fork to end. Raises JudgeError if the nursery does not start."""
+        """One job from fork to end; once more where we were stopped in the middle of it. Raises JudgeError if the
+        nursery does not start.
+        """
+        return self._run(work, limits) or self._run(work, limits) or Outcome("lost", None, b"", ())
+
+    def _run(self, work: Job, limits: Limits) -> Outcome | None:
+        """None where we were stopped, and so do not know whether the child was slow or we were."""
         self._wait_until_ready()
         with ExitStack() as stack:
             (job_read, job), (reply, reply_write), (printed, printed_write) = (_pipe(stack) for _ in range(3))
@@ -123,10 +136,11 @@ class Sandbox:
                 end.close()
             for end in (job, reply, printed):
                 os.set_blocking(end.fileno(), False)
-            outcome = _Exchange(self._control, job, reply, printed, work.line(), limits).outcome()
+            exchange = _Exchange(self._control, job, reply, printed, work, limits)
+            outcome = exchange.outcome()
         if outcome.ending == "lost":
             self.close(patience=0)
-        return outcome
+        return None if exchange.was_stopped and outcome.ending in ("lost", "timeout") else outcome
 
     def close(self, patience: float = CLOSE_SECONDS) -> None:
         """The nursery and every process that came from it are gone afterwards."""
@@ -166,9 +180,9 @@ class _Exchange:
     """Everything that goes to and comes from one child, none of it waiting for another."""
 
     def __init__(
-        self, control: socket.socket, job: FileIO, reply: FileIO, printed: FileIO, work: bytes, limits: Limits
+        self, control: socket.socket, job: FileIO, reply: FileIO, printed: FileIO, work: Job, limits: Limits
     ) -> None:
-        self.control, self.work, self.limits = control, memoryview(work), limits
+        self.control, self.work, self.mark, self.limits = control, memoryview(work.line()), work.mark, limits
         self.selector = selectors.DefaultSelector()
         self.selector.register(job, selectors.EVENT_WRITE, self._write_job)
         self.selector.register(reply, selectors.EVENT_READ, self._read_reply)
@@ -176,21 +190,24 @@ class _Exchange:
         self.selector.register(control, selectors.EVENT_READ, self._read_answer)
         self.job, self.reply_pipe, self.printed_pipe = job, reply, printed
         self.reply, self.printed, self.answer = bytearray(), bytearray(), bytearray()
-        self.lost = self.too_long = False
+        self.lost = self.too_long = self.was_stopped = False
 
     def outcome(self) -> Outcome:
         """Returns when the nursery has said how it went, or is lost."""
         deadline = time.monotonic() + self.limits.seconds + GRACE_SECONDS
         with self.selector:
             while not self.lost and not self.answer.endswith(b"\n"):
-                ready = self.selector.select(max(deadline - time.monotonic(), 0))
-                self.lost = time.monotonic() > deadline
+                before = time.monotonic()
+                ready = self.selector.select(LOOK_EVERY_SECONDS)
+                now = time.monotonic()
+                self.was_stopped = self.was_stopped or now - before > STOPPED_SECONDS
                 for key, _ in ready:
                     key.data()
+                self.lost = self.lost or (now > deadline and not self.answer.endswith(b"\n"))
             # Nobody writes any more: what is in the pipes is all that will be.
             while self._read_reply() or self._read_printed():
                 pass
-        printed = self.printed.decode("utf-8", "replace")
+        printed = tuple(self.printed.decode("utf-8", "replace").split(self.mark))
         if self.lost:
             return Outcome("lost", None, b"", printed)
         answer = json.loads(self.answer)
@@ -217,7 +234,7 @@ class _Exchange:
 
     def _read_printed(self) -> bool:
         data = self._read(self.printed_pipe)
-        self.printed += data[: (self.limits.printed_kb << 10) - len(self.printed)]
+        self.printed += data[: (self.limits.all_printed_kb << 10) - len(self.printed)]
         return bool(data)
 
     def _read(self, pipe: FileIO) -> bytes:

@@ -21,10 +21,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from refspec.grader.printable import printable
+
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 DEEPEST = 8
 MOST_DIMENSIONS = 8
 LONGEST_NAME = 80
+# In the place of an exception's name, which has no spaces:
+REFUSED = "not to be imported"
+NO_FUNCTION = "no function"
 
 
 class MessageError(ValueError):
@@ -95,13 +100,6 @@ def dumps(message: object) -> bytes:
     return json.dumps(message, allow_nan=False).encode("ascii") + b"\n"
 
 
-def printable(text: str) -> str:
-    """Text that does nothing to a terminal: what is no printable character becomes an escape; breaks and tabs stay."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape", "backslashreplace").decode() for c in text
-    )
-
-
 def _decode_array(data: Any) -> np.ndarray:
     if not (isinstance(data, list) and len(data) == 3):
         raise MessageError("an array is dtype, shape and data")
@@ -117,7 +115,10 @@ def _decode_array(data: Any) -> np.ndarray:
         raise MessageError("array data that is not base64") from None
     if len(raw) != math.prod(shape) * kind.itemsize:
         raise MessageError("array data of another length than its shape says")
-    return np.frombuffer(raw, dtype=kind).astype(np.dtype(dtype)).reshape(shape)
+    try:
+        return np.frombuffer(raw, dtype=kind).astype(np.dtype(dtype)).reshape(shape)
+    except ValueError:  # nothing at all, in a shape beyond NumPy's bounds
+        raise MessageError("a shape is a few small integers") from None
 
 
 def _refuse(name: str) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -22,12 +24,13 @@ from refspec.grader.exercise import Exercise
 
 NAME = "workspace"
 MARKER = ".refspec"
+LARGEST_FILE = 1 << 20  # of a learner's
 
 State = Literal["not_started", "unchanged", "changed", "passed"]
 
 
 class WorkspaceError(ValueError):
-    """A folder that cannot be a workspace."""
+    """A folder that cannot be a workspace, or something in it that cannot be a learner's file."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,11 @@ class Workspace:
     def state(self, exercise: Exercise) -> State:
         """As the file is now: passed means that this very text did."""
         try:
-            text = self.file(exercise).read_bytes()
+            text = read_file(self.file(exercise))
         except OSError:
             return "not_started"
+        except WorkspaceError:
+            return "changed"
         with suppress(OSError):
             if self._passed(exercise).read_text(encoding="ascii") == hashlib.sha256(text).hexdigest():
                 return "passed"
@@ -56,25 +61,22 @@ class Workspace:
         file = self.file(exercise)
         file.parent.mkdir(parents=True, exist_ok=True)
         (self.folder / MARKER).mkdir(exist_ok=True)
-        try:
-            with file.open("xb") as stream:
-                stream.write(exercise.skeleton.encode())
-        except FileExistsError:
-            return False
-        return True
+        return not os.path.lexists(file) and make_file(file, exercise.skeleton.encode())
 
     def reset(self, exercise: Exercise) -> Path | None:
-        """The skeleton again. Returns where the learner's text is kept; None if there was none to keep."""
+        """The skeleton again. Returns where the learner's text is kept; None if there was none to keep.
+
+        Raises WorkspaceError for what is no plain file.
+        """
         file = self.file(exercise)
         if self.start(exercise):
             return None
-        text = file.read_bytes()
+        text = read_file(file)
         if text == exercise.skeleton.encode():
             return None
         for number in count(1):
             backup = file.with_name(f"{file.name}.{number}")
-            with suppress(FileExistsError), backup.open("xb") as stream:
-                stream.write(text)
+            if make_file(backup, text):
                 break
         replace_file(file, exercise.skeleton.encode())
         return backup
@@ -102,9 +104,9 @@ def find_workspace(given: Path | None, here: Path | None = None) -> Workspace:
                 found = candidate
     folder = (found or here / NAME).absolute()
     for ours in (SOURCES, REPOSITORY / "chapters"):
-        if folder.resolve().is_relative_to(ours):
+        if Path(os.path.realpath(folder)).is_relative_to(ours):
             raise WorkspaceError(f"{folder} is inside {ours}: take another folder, with --workspace")
-    if folder.exists() and not folder.is_dir():
+    if os.path.lexists(folder) and not folder.is_dir():
         raise WorkspaceError(f"{folder} is not a folder: take another one, with --workspace")
     return Workspace(folder)
 
@@ -115,18 +117,50 @@ def submitted_file(folder: Path, exercise: Exercise) -> Path:
     return flat if flat.exists() else folder / exercise.chapter.name / flat.name
 
 
+def read_file(file: Path) -> bytes:
+    """What a learner wrote. Raises OSError, and WorkspaceError for what is no plain file, or too large a one."""
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would wait for who writes to it
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise WorkspaceError(f"{file} is no plain file")
+    with open(handle, "rb") as stream:
+        data = stream.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise WorkspaceError(f"{file} is larger than {LARGEST_FILE >> 10} KiB")
+    return data
+
+
+def make_file(file: Path, data: bytes) -> bool:
+    """All of it or nothing, and only where nothing is yet. Returns whether it was made."""
+    with _beside(file, data) as beside:
+        try:
+            os.link(beside, file)
+        except OSError:  # there is one, or this file system has no links
+            if os.path.lexists(file):
+                return False
+            os.replace(beside, file)
+    return True
+
+
 def replace_file(file: Path, data: bytes) -> None:
-    """All of it or nothing, whoever reads or writes it at the same time."""
+    """All of it or nothing, whoever reads or writes it at the same time. A link stays one."""
+    file = Path(os.path.realpath(file))
+    with _beside(file, data) as beside:
+        os.replace(beside, file)
+
+
+@contextmanager
+def _beside(file: Path, data: bytes) -> Iterator[str]:
+    """A file in the same folder, with the mode that `file` has or would have; gone afterwards."""
     handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with open(handle, "wb") as stream:
             stream.write(data)
         os.chmod(beside, file.stat().st_mode & 0o777 if file.exists() else 0o666 & ~_umask())
-        os.replace(beside, file)
-    except BaseException:
+        yield beside
+    finally:
         with suppress(OSError):
             os.unlink(beside)
-        raise
 
 
 def _umask() -> int:

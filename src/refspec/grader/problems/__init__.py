@@ -1,8 +1,8 @@
 """What the judge knows of each exercise beyond its text: inputs to try, and how to speak of a wrong answer.
 
 One module for each exercise, named as its id, with a PROBLEM. Where random inputs come from is left open: a generator
-asks `pick` for whole numbers. A seeded one answers when an exercise is judged, and Hypothesis when the case at which
-it fails is made small.
+asks `pick` for whole numbers. A seeded one answers when an exercise is judged, and smaller ones of its answers are
+given when the case at which it fails is made smaller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Inputs for `next_beams`, and words for its wrong answers.
 
 Probabilities are multiples of 1/16, path scores of 1/64: their products are exact in float32, so that ties are ties in
-whatever way a learner multiplies. Every hidden state is another one.
+whatever way a learner multiplies. Every hidden state is another one. The children of one beam hold different tokens,
+those of two beams may hold the same one. At level 0 `scores` holds what is of no use.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from refspec.grader.compare import Arrays, Difference
 from refspec.grader.problems import Case, Explanation, Pick, Problem
 
 EIGHTH, SIXTEENTH, SIXTY_FOURTH = 1 / 8, 1 / 16, 1 / 64
-MOST_ROWS = 16  # children that a picture shows
+MOST_ROWS = 25  # children that a picture shows
 
 
 def _case(level: int, p: object, tokens: object, hidden: object, scores: object) -> Case:
@@ -31,11 +32,11 @@ def _case(level: int, p: object, tokens: object, hidden: object, scores: object)
 
 EXAMPLES = (
     _case(1, [[0.5, 0.5], [0.75, 0.25]], [[11, 12], [13, 14]], [[1], [2]], [[0.5, 0.25]]),
-    _case(0, [[0.5, 0.25]], [[7, 8]], [[1, 2]], [[0.5, 0.25]]),
+    _case(0, [[0.5, 0.25]], [[7, 8]], [[1, 2]], [[0.25, 1]]),
     _case(
         2,
         [[0.5, 0.25], [0.75, 0.25], [0.25, 0.25], [1, 0]],
-        [[21, 22], [23, 24], [31, 32], [33, 34]],
+        [[21, 23], [23, 24], [31, 32], [33, 34]],
         [[1, 2], [3, 4], [5, 6], [7, 8]],
         [[0.5, 0.25], [0.5, 0.125]],
     ),
@@ -43,10 +44,12 @@ EXAMPLES = (
 
 
 def draw(pick: Pick, kind: int, size: int) -> Case:
-    """kind 0 anything, 1 the first level, 2 one branch, 3 ties, 4 several requests, 5 a deep level, 6 zeros."""
+    """kind 0 anything, 1 the first level, 2 one branch, 3 ties, 4 several requests, 5 a deep level, 6 zeros, 7 ties of
+    many branches: sorting routines often leave equals in their order only where they are few.
+    """
     levels = {0: (0, 3), 1: (0, 0), 5: (2, 4)}
     level = pick(*levels.get(kind, (1, 3)))
-    k = 1 if kind == 2 else pick(1 if kind in (0, 1) else 2, max(size, 2))
+    k = 1 if kind == 2 else pick(5, 8) if kind == 7 else pick(1 if kind in (0, 1) else 2, max(size, 2))
     b = pick(2 if kind == 4 else 1, 3)
     width = pick(1, size)
     rows = b if level == 0 else b * k
@@ -55,7 +58,7 @@ def draw(pick: Pick, kind: int, size: int) -> Case:
     def descending(count: int, last: int) -> list[int]:
         return sorted((pick(0, last) for _ in range(count)), reverse=True)
 
-    if kind == 3:  # few values, many ties
+    if kind in (3, 7):  # few values, many ties
         p = [[x * 4 for x in descending(k, max(largest // 4, 1))] for _ in range(rows)]
         scores = [[x * 16 for x in descending(k, 3)] for _ in range(b)]
     elif kind == 6:
@@ -64,19 +67,17 @@ def draw(pick: Pick, kind: int, size: int) -> Case:
     else:
         p = [descending(k, largest) for _ in range(rows)]
         scores = [descending(k, 64) for _ in range(b)]
-    tokens = []
-    for _ in range(b):
+    tokens: list[list[int]] = []
+    for _ in range(rows):
         ids: list[int] = []
-        for _ in range(rows * k // b):
-            token = pick(1, 99)
-            while token in ids:  # all of a request's differ, so that one can tell from a token whose child it is
-                token = token % 99 + 1
+        for _ in range(k):
+            token = pick(1, 20)
+            while token in ids:
+                token = token % 20 + 1
             ids.append(token)
-        tokens += [ids[at : at + k] for at in range(0, len(ids), k)]
+        tokens.append(ids)
     hidden = np.arange(1, rows * width + 1).reshape(rows, width)
-    p_array = np.array(p) * SIXTEENTH
-    path_scores = p_array if level == 0 else np.array(scores) * SIXTY_FOURTH
-    return _case(level, p_array, tokens, hidden, path_scores)
+    return _case(level, np.array(p) * SIXTEENTH, tokens, hidden, np.array(scores) * SIXTY_FOURTH)
 
 
 def explain(case: Case, right: Arrays, yours: Arrays, difference: Difference) -> Explanation:
@@ -92,8 +93,8 @@ def explain(case: Case, right: Arrays, yours: Arrays, difference: Difference) ->
         said = f"the path score of {child} is {how}; yours is {_exact(yours[name][index])}"
     elif name == "child_tokens":
         said = "child_tokens lists the ids of all children, chosen or not, in the order in which they come"
-    elif name == "input_ids":
-        said = _about_choice(case, right, yours, request, index[0] % k)
+    elif name == "input_ids" or (name == "scores" and _is_of_another_child(case, right, yours, request, index[1])):
+        said = _about_choice(case, right, yours, request, index[1] if name == "scores" else index[0] % k)
     elif name == "scores":
         token = int(yours["input_ids"][request * k + index[1]])
         said = f"your beam {index[1]} is token {token}, and its score must be that child's path score; "
@@ -102,8 +103,7 @@ def explain(case: Case, right: Arrays, yours: Arrays, difference: Difference) ->
         said = _about_entry(case, index[1], int(yours[name][index]))
     else:
         said = _about_hidden(case, right, yours, index[0])
-    chosen = [int(token) for token in yours["input_ids"][request * k : (request + 1) * k]]
-    return Explanation(who + said, _picture_request(case, request, chosen))
+    return Explanation(who + said, _picture_request(case, request, _chosen(case, yours, request)))
 
 
 def picture(case: Case) -> Table:
@@ -111,22 +111,48 @@ def picture(case: Case) -> Table:
     return _picture_request(case, 0, [])
 
 
+def _chosen(case: Case, yours: Arrays, request: int) -> list[int | None]:
+    """Which child each new beam of an answer is, as a place among the request's children; None: no child has its token.
+
+    Of several with its token: the one that its entry names, else the first that no beam before it is, else the first.
+    """
+    level, k = _number(case, "i"), _number(case, "topk")
+    tokens = _array(case, "topk_index").reshape(len(_array(case, "scores")), -1)[request]
+    entries = yours["entries"][request][-k:] - (0 if level == 0 else k + (level - 1) * k * k)
+    chosen: list[int | None] = []
+    for token, entry in zip(yours["input_ids"][request * k : (request + 1) * k], entries, strict=True):
+        places = [int(place) for place in np.flatnonzero(tokens == token)]
+        rest = [place for place in places if place not in chosen] or places
+        chosen.append(int(entry) if entry in places else rest[0] if rest else None)
+    return chosen
+
+
+def _is_of_another_child(case: Case, right: Arrays, yours: Arrays, request: int, beam: int) -> bool:
+    """Is the beam another child with the right token, and its score this child's?"""
+    place = _chosen(case, yours, request)[beam]
+    if _number(case, "i") == 0 or place is None:
+        return False
+    return bool(np.isclose(right["child_scores"][request].reshape(-1)[place], yours["scores"][request, beam]))
+
+
 def _about_choice(case: Case, right: Arrays, yours: Arrays, request: int, beam: int) -> str:
     level, k = _number(case, "i"), _number(case, "topk")
-    token = int(yours["input_ids"][request * k + beam])
+    said = f"your beam {beam} is token {int(yours['input_ids'][request * k + beam])}"
     if level == 0:
-        return f"at level 0 all k children become beams, in the order in which they come; your beam {beam} is {token}"
-    tokens = _array(case, "topk_index").reshape(-1, k * k)[request]
-    paths = right["child_scores"][request].reshape(-1)
-    row, taken = int(right["entries"][request, beam]) - (k + (level - 1) * k * k), np.flatnonzero(tokens == token)
-    better = f"token {int(tokens[row])}, child {row % k} of beam {row // k} ({_factors(case, request, row)})"
-    if not len(taken):
-        return f"your beam {beam} is token {token}, and no child has it"
-    if paths[taken].max() == paths[row]:
-        return f"your beam {beam} is token {token}; {better} ties with it and comes first in the pool"
-    if paths[taken].max() > paths[row]:
-        return f"your beam {beam} is token {token}, which is better than that, or chosen already"
-    return f"your beam {beam} is token {token} ({_factors(case, request, int(taken[0]))}), but {better} scores higher"
+        return f"at level 0 all k children become beams, in the order in which they come; {said}"
+    paths, chosen = right["child_scores"][request].reshape(-1), _chosen(case, yours, request)
+    row, place = int(right["entries"][request, beam]) - (k + (level - 1) * k * k), chosen[beam]
+    token = int(_array(case, "topk_index").reshape(-1, k * k)[request, row])
+    better = f"token {token}, child {row % k} of beam {row // k} ({_factors(case, request, row)})"
+    if place is None:
+        return f"{said}, and no child has it"
+    if place in chosen[:beam]:
+        return f"{said}, the same child as your beam {chosen.index(place)}; the next best is {better}"
+    if paths[place] == paths[row]:
+        return f"{said}; {better} ties with it and comes first in the pool"
+    if paths[place] < paths[row]:
+        return f"{said} ({_factors(case, request, place)}), but {better} scores higher"
+    return f"{said} ({_factors(case, request, place)}), where {better} must be"
 
 
 def _about_entry(case: Case, place: int, entry: int) -> str:
@@ -159,7 +185,7 @@ def _factors(case: Case, request: int, row: int) -> str:
     return f"{_exact(score)} * {_exact(own)} = {_exact(score * own)}"
 
 
-def _picture_request(case: Case, request: int, chosen: list[int]) -> Table:
+def _picture_request(case: Case, request: int, chosen: list[int | None]) -> Table:
     level, k = _number(case, "i"), _number(case, "topk")
     own = _array(case, "topk_p").reshape(-1, k if level == 0 else k * k)[request]
     tokens = _array(case, "topk_index").reshape(-1, len(own))[request]
@@ -170,7 +196,6 @@ def _picture_request(case: Case, request: int, chosen: list[int]) -> Table:
         table.add_column(heading, justify="left" if heading == "parent" else "right")
     if chosen:
         table.add_column("your choice")
-    rest = list(chosen)
     for row in range(min(len(own), MOST_ROWS)):
         parent, score = (
             ("root", "") if level == 0 else (f"beam {row // k}", _exact(_array(case, "scores")[request, row // k]))
@@ -178,11 +203,8 @@ def _picture_request(case: Case, request: int, chosen: list[int]) -> Table:
         cells = [parent if row % k == 0 else "", score if row % k == 0 else "", str(row % k)]
         cells += [str(tokens[row]), _exact(own[row])]
         if chosen:
-            token = int(tokens[row])
-            taken = token in rest
-            cells.append(f"new beam {rest.index(token)}" if taken else "")
-            if taken:
-                rest[rest.index(token)] = -1
+            beams = [str(beam) for beam, place in enumerate(chosen) if place == row]
+            cells.append(f"new beam {' and '.join(beams)}" if beams else "")
         table.add_row(*cells, style="bold" if chosen and cells[-1] else "")
     if len(own) > MOST_ROWS:
         table.caption = f"and {len(own) - MOST_ROWS} more"
@@ -217,7 +239,7 @@ PROBLEM = Problem(
     },
     reading_order=("child_scores", "child_tokens", "input_ids", "scores", "entries", "hidden_states"),
     examples=EXAMPLES,
-    kinds=7,
+    kinds=8,
     draw=draw,
     explain=explain,
     picture=picture,

@@ -17,6 +17,7 @@ from refspec.grader.compare import Arrays, Difference
 from refspec.grader.problems import Case, Explanation, Pick, Problem
 
 NONE = -1
+ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
 def _case(tokens: object, first_child: object, next_sibling: object, choice: object, num_steps: int) -> Case:
@@ -40,10 +41,12 @@ EXAMPLES = (
 
 
 def draw(pick: Pick, kind: int, size: int) -> Case:
-    """kind 0 anything, 1 a chain, 2 nothing fits, 3 all fits, 4 several requests, 5 deeper than the steps, 6 a star."""
-    n = pick(1 if kind == 0 else 3, 2 * size + 1 if kind == 0 else 2 * size + 2)
+    """kind 0 anything, 1 a chain, 2 nothing fits, 3 all fits, 4 several requests, 5 deeper than the steps, 6 a star,
+    7 a chain accepted to its end.
+    """
+    n = pick({0: 1, 7: size + 2}.get(kind, 3), 2 * size + 1 if kind == 0 else 2 * size + 2)
     b = pick(2 if kind == 4 else 1, 3)
-    num_steps = 1 if kind == 5 else pick(1, size)
+    num_steps = 1 if kind == 5 else n - 1 if kind == 7 else pick(1, size + 2)
     rows = [_draw_request(pick, kind, n) for _ in range(b)]
     tokens, first_child, next_sibling, choice = zip(*rows, strict=True)
     return _case(tokens, first_child, next_sibling, choice, num_steps)
@@ -54,26 +57,26 @@ def _draw_request(pick: Pick, kind: int, n: int) -> tuple[list[int], list[int], 
     new_number = [0, *_shuffled(pick, list(range(1, n)))]
     children: list[list[int]] = [[] for _ in range(n)]
     for node in range(1, n):
-        parent = node - 1 if kind in (1, 5) else 0 if kind == 6 else pick(0, node - 1)
+        parent = node - 1 if kind in (1, 5, 7) else 0 if kind == 6 else pick(0, node - 1)
         children[new_number[parent]].append(new_number[node])
     tokens, first_child, next_sibling = [NONE] * n, [NONE] * n, [NONE] * n
-    tokens[0] = pick(1, 9)
+    tokens[0] = pick(0, 9)
     choice = [0] * n
     for node in range(n):
         mine = children[node] = _shuffled(pick, children[node])
         for child, sibling in zip(mine, [*mine, NONE][1:], strict=True):
             next_sibling[child] = sibling
-            tokens[child] = pick(1, 9)
+            tokens[child] = pick(0, 9)
             while tokens[child] in [tokens[other] for other in mine if other != child]:
-                tokens[child] = tokens[child] % 12 + 1
+                tokens[child] = (tokens[child] + 1) % 13
         first_child[node] = mine[0] if mine else NONE
     for node in range(n):
         mine = children[node]
-        fits = bool(mine) and kind != 2 and (kind in (3, 5) or pick(0, 4) > 0)
+        fits = bool(mine) and kind != 2 and (kind in (3, 5, 7) or pick(0, 4) > 0)
         if fits:
             choice[node] = tokens[mine[pick(0, len(mine) - 1)]]
         else:
-            choice[node] = pick(1, 12)
+            choice[node] = pick(0, 12)
             while choice[node] in [tokens[child] for child in mine]:
                 choice[node] += 1
     return tokens, first_child, next_sibling, choice
@@ -121,23 +124,27 @@ def _about_path(case: Case, right: Arrays, path: list[int], request: int, depth:
     if depth == 0:
         return f"accept_index begins with the root's global row; yours begins with {row}"
     node = int(right["accept_index"][request, depth - 1]) - offset
-    if node == NONE - offset:
-        return f"the path ended before, and the rest is -1; your accept_index goes on with {row}"
     fitting = int(right["accept_index"][request, depth])
+    children = list(_children(case, request, node)) if node >= 0 else []
+    filled = len(set(path[depth:])) == 1 and (depth < len(path) - 1 or row in (0, offset, path[depth - 1]))
+    if fitting == NONE and filled and row - offset not in children and row not in children:
+        return f"the path has {_counted(depth, 'node')}; behind its end accept_index must be -1, and yours is {row}"
+    if node < 0:
+        return f"the path ended before, and the rest is -1; your accept_index goes on with {row}"
     wants = f"after node {node} the target wants {choice[node]}"
     if row != NONE and not offset <= row < offset + n:
         where = "they are local to the request" if 0 <= row < n else "no request has it"
         return f"global rows of request {request} are {offset} to {offset + n - 1}; your walk names {row}: {where}"
     if fitting == NONE:
         went = f"your walk went on to node {row - offset}"
-        children = [tokens[child] for child in _children(case, request, node)]
-        if choice[node] in children:
+        if choice[node] in tokens[children]:
             return f"num_steps = {case['num_steps']} drafts are accepted, and no more can be; {went}"
         return f"{wants}; {'none of its children holds that' if children else 'it has no child'}, but {went}"
     child = fitting - offset
-    whose = "its first child" if child == next(_children(case, request, node)) else "a sibling of its first child"
+    place = children.index(child)
+    which = f"its {ORDINALS[place]} child" if place < len(ORDINALS) else "a later child of it"
     did = "stopped" if row == NONE else f"went to node {row - offset}"
-    return f"{wants}; node {child}, {whose}, holds {tokens[child]}, but your walk {did}"
+    return f"{wants}, and node {child}, {which}, holds that; but your walk {did}"
 
 
 def _about_predict(case: Case, right: Arrays, value: int, request: int, node: int) -> str:
@@ -195,7 +202,7 @@ PROBLEM = Problem(
     shapes={"predict": "(b*N)", "accept_index": "(b, num_steps+1)", "accept_token_num": "(b)"},
     reading_order=("accept_index", "accept_token_num", "predict"),
     examples=EXAMPLES,
-    kinds=7,
+    kinds=8,
     draw=draw,
     explain=explain,
     picture=picture,

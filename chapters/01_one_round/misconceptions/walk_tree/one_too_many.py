@@ -1,5 +1,5 @@
-"""You count the bonus as an accepted draft. accept_token_num counts drafts alone; the round commits one token more
-than that.
+"""You count one too many. accept_token_num counts the drafts that were accepted, and neither the root, which was there
+before the round, nor the bonus, which the target adds, is one.
 """
 
 from __future__ import annotations
