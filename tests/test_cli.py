@@ -580,3 +580,21 @@ def test_demo_with_a_difference(gap: float, status: int, words: str, monkeypatch
 def test_shipped_names_are_the_defaults() -> None:
     config = run("generate", "x", "--max-new-tokens", "2", "--json").json()["config"]
     assert (config["target"], config["draft"]) == ("tiny", "tiny-eagle")
+
+
+# --- a busy machine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("load", "own", "left"), [(0.1, None, None), (3.0, None, "1000"), (3.0, "7", "7")])
+def test_threads_do_not_spin_on_a_busy_machine(
+    load: float, own: str | None, left: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from refspec.__main__ import wait_politely_where_others_work
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if own:
+        monkeypatch.setenv("GOMP_SPINCOUNT", own)
+    wait_politely_where_others_work()
+    assert os.environ.get("GOMP_SPINCOUNT") == left
