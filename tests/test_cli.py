@@ -582,7 +582,7 @@ def test_shipped_names_are_the_defaults() -> None:
     assert (config["target"], config["draft"]) == ("tiny", "tiny-eagle")
 
 
-# --- a busy machine -----------------------------------------------------------------------------------------------------
+# --- a busy machine ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("load", "own", "left"), [(0.1, None, None), (3.0, None, "1000"), (3.0, "7", "7")])
