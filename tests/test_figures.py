@@ -42,7 +42,7 @@ def test_nothing_is_drawn_outside_the_picture(name: str) -> None:
 @pytest.mark.parametrize(("topk", "num_steps", "num_draft_tokens"), [(4, 3, 16), (1, 5, 6), (2, 1, 3)])
 def test_a_round_is_drawn_with_its_own_counts(topk: int, num_steps: int, num_draft_tokens: int) -> None:
     spec = SpecConfig(topk=topk, num_steps=num_steps, num_draft_tokens=num_draft_tokens)
-    round_ = record_run(["def median(data):"], spec, SamplingParams(max_new_tokens=24)).rounds[0]
+    round_ = record_run("def median(data):", spec, SamplingParams(max_new_tokens=24)).rounds[0]
     [tree] = round_.requests
     new, svg = len(tree.committed), draw_round(round_)
     drafted = topk * num_steps

@@ -63,7 +63,7 @@ class Drawing:
 
 def draw_one_round() -> str:
     """Time runs downward, a row for each phase: which model runs, and how many slots the round holds."""
-    trace = record_run(["def median(data):"], SpecConfig(topk=4, num_steps=3, num_draft_tokens=16), SamplingParams(24))
+    trace = record_run("def median(data):", SpecConfig(topk=4, num_steps=3, num_draft_tokens=16), SamplingParams(24))
     return figure(
         draw_round(trace.rounds[0]),
         "The first round of a run, recorded: k = 4, S = 3, N = 16. Boxes are forwards; bars, the slots that it holds.",

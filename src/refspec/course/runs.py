@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -42,9 +41,9 @@ def run_shipped(prompts: tuple[str, ...], spec: SpecConfig | None, params: Sampl
     return Observed(engine, rounds, generations)
 
 
-def record_run(prompts: Sequence[str], spec: SpecConfig, params: SamplingParams) -> Trace:
-    """Such a run as a trace."""
+def record_run(prompt: str, spec: SpecConfig, params: SamplingParams) -> Trace:
+    """Such a run of a single prompt, as a trace."""
     from refspec.engine.record import make_trace
 
-    seen = run_shipped(tuple(prompts), spec, params)
-    return make_trace(seen.engine, {**asdict(spec), **asdict(params)}, prompts, seen.generations, seen.rounds)
+    seen = run_shipped((prompt,), spec, params)
+    return make_trace(seen.engine, {**asdict(spec), **asdict(params)}, [prompt], seen.generations, seen.rounds)

@@ -145,7 +145,7 @@ class _Weaver:
         prompt, first_round = given["prompt"], int(given["round"])
         k, s, n = (int(given[key]) for key in ("topk", "num_steps", "num_draft_tokens"))
         spec = SpecConfig(topk=k, num_steps=s, num_draft_tokens=n)
-        trace = record_run([prompt], spec, SamplingParams(max_new_tokens=int(given["max_new_tokens"])))
+        trace = record_run(prompt, spec, SamplingParams(max_new_tokens=int(given["max_new_tokens"])))
         if not 0 <= first_round < len(trace.rounds):
             raise CourseError(f"the run has no round {first_round}, its last is {len(trace.rounds) - 1}")
         data = trace.model_dump_json().replace("</", "<\\/")  # or a token </script> would end the element
