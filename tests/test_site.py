@@ -409,6 +409,7 @@ def test_lesson_that_does_not_weave_fails_the_build_in_one_line(copy: Path) -> N
     assert re.fullmatch(
         rf"refspec: the site does not build: \S*lesson\.md:{line}: [^\n]*no_such_section[^\n]*\n", process.stderr
     )
+    assert "Abort" not in process.stderr
     assert not (copy / "site").exists()
 
 

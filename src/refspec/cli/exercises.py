@@ -117,7 +117,7 @@ def grade(
     workspace: WorkspaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge your files: by the examples in them, and by cases that you have not seen.
+    """Judge your files: by a few examples, which you are shown, and by cases that you have not seen.
 
     Exit status 0 if all that was graded passed, 1 if not, or if there was nothing to grade. An exercise that you name,
     or any of a submission, must be there to pass.

@@ -47,7 +47,7 @@ def build_site(out: Path | None = None) -> BuiltSite:
     _require_packages()
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
-    from mkdocs.exceptions import MkDocsException
+    from mkdocs.exceptions import Abort, MkDocsException
     from pymdownx.snippets import SnippetMissingError
 
     out = (out or REPOSITORY / "site").resolve()
@@ -65,8 +65,9 @@ def build_site(out: Path | None = None) -> BuiltSite:
         try:
             build(load_config(str(CONFIG), strict=True, site_dir=str(new)))
         except (MkDocsException, SnippetMissingError) as error:
-            said = [" ".join(complaint.split()) for complaint in (*complaints, error.args[0] if error.args else "")]
-            what = "; ".join(dict.fromkeys(filter(None, said)))
+            # An Abort says only that mkdocs gave up; why, it has logged.
+            said = complaints if isinstance(error, Abort) and complaints else [*complaints, str(error)]
+            what = "; ".join(dict.fromkeys(" ".join(complaint.split()) for complaint in said))
             raise SiteError(f"the site does not build: {what}") from None
         if out.exists():
             out.rename(old)
