@@ -15,7 +15,7 @@ from torch import nn
 
 from refspec.config import SamplingParams, SpecConfig, require_int
 from refspec.engine.scheduler import Scheduler
-from refspec.kernels.launches import check_backend
+from refspec.kernels.backend import check_backend
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer

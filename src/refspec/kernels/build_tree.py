@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from refspec.kernels.launches import check_backend, count_launch
+from refspec.kernels.backend import check_backend
+from refspec.kernels.launches import count_launch
 
 MASK_MODES = ("full", "qlen")
 Tree = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -10,9 +10,3 @@ launches: Counter[str] = Counter()
 def count_launch(operation: str) -> None:
     """One more launch of `operation`, the name of its dispatcher."""
     launches[operation] += 1
-
-
-def check_backend(backend: str) -> None:
-    """Raises ValueError for a backend that this version does not have."""
-    if backend not in ("auto", "torch"):
-        raise ValueError(f"backend is {backend!r}, this version has: auto, torch")

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from refspec.kernels.launches import check_backend, count_launch
+from refspec.kernels.backend import check_backend
+from refspec.kernels.launches import count_launch
 
 
 def stable_topk_torch(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,1 @@
+"""SGLang's published kernels as an oracle: fetched, loaded, and compared with ours."""
