@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "refspec", "site"]
+SHARED = "REFSPEC_TESTS_SHARED"  # an environment variable: the folder of all processes that run tests, see conftest.py
 
 
 @functools.cache
 def build() -> dict[str, Any]:
-    """What `refspec site build --json` says; its "out" is there until the tests end."""
-    folder = Path(tempfile.mkdtemp(prefix="refspec-site-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = [*COMMAND, "build", "--json", "--out", str(folder / "site")]
-    process = subprocess.run(command, env=quiet(), capture_output=True, text=True, timeout=500)
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+    """What `refspec site build --json` says; its "out" is there until the tests end.
+
+    With several processes that run tests, the first that comes here builds, and the others wait for it. If the build
+    fails, each of them builds, and fails.
+    """
+    folder = Path(os.environ[SHARED])
+    said = folder / "site.json"
+    with (folder / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not said.exists():
+            command = [*COMMAND, "build", "--json", "--out", str(folder / "built" / "site")]
+            process = subprocess.run(command, env=quiet(), capture_output=True, text=True, timeout=500)
+            assert process.returncode == 0, process.stderr
+            said.write_text(process.stdout, encoding="utf-8")
+    return json.loads(said.read_text(encoding="utf-8"))
 
 
 def built_site() -> Path:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 
 import pytest
 import torch
+from built_site import SHARED
 from hypothesis import settings
 
 # Triton decides at its first import whether it compiles or interprets, and without a GPU it can only interpret. Nothing
@@ -20,6 +23,18 @@ settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 torch.set_num_threads(1)  # the matrices here are so small that a second thread costs more than it brings
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the folder for what all processes share that run tests; pytest-xdist starts them later, and they inherit
+    its name."""
+    if not hasattr(config, "workerinput"):
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="refspec-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(SHARED), ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import asdict
 from io import StringIO
@@ -176,6 +175,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "draft": models[2:],
         "dtype": ["--dtype", "float64"],
         "device": ["--device", "cpu:0"],
+        "backend": ["--backend", "torch"],  # what arrives of "triton" is told in tests/engine/test_backends.py
         "kv_slots": ["--kv-slots", "777"],
         "trace": ["--trace", str(trace_file)],
         "as_json": ["--json"],
@@ -198,6 +198,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "draft": models[3],
         "dtype": "float64",
         "device": "cpu:0",
+        "backend": "torch",
         "kv_slots": 777,
         "trace": str(trace_file),
         "prompts": ["first", "second", "from a file", "from stdin"],
@@ -363,7 +364,8 @@ def test_ctrl_c(models: list[str]) -> None:
         env=environment(),
         text=True,
     )
-    time.sleep(1)  # by then it waits for its standard input
+    assert running.stdin
+    running.stdin.write("x" * (1 << 17))  # more than a pipe holds: from now on it reads, and waits for the rest
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=20)
     assert (running.returncode, out, err) == (130, "", "refspec: interrupted\n")

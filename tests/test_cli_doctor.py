@@ -39,7 +39,7 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     assert done.returncode == (0 if report["ok"] else 1)
     for check in found.values():
         assert check["needed_for"]
-        assert check["ok"] or check["remedy"] or check["name"] in ("GPU", "SGLang oracle")
+        assert check["ok"] or check["remedy"] or check["name"] == "GPU"
     return found
 
 
@@ -48,8 +48,7 @@ def test_this_machine() -> None:
     assert torch.__version__ in found["torch"]["found"]
     assert found["torch"]["required"]
     assert found["GPU"]["ok"] == torch.cuda.is_available()
-    assert (found["SGLang oracle"]["found"], found["SGLang oracle"]["remedy"]) == ("not part of this version", None)
-    assert "cache" not in found, "nothing is kept in one"
+    assert not found["SGLang oracle"]["required"]
     shown = ask()
     for name, check in found.items():
         assert name in shown.stdout
@@ -144,3 +143,28 @@ def test_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._check_triton(missing).remedy == "pip install triton"
     monkeypatch.setattr("sys.platform", "darwin")
     assert "Linux only" in doctor._check_triton(missing).found
+
+
+def test_the_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFSPEC_CACHE", str(tmp_path))
+    check = doctor._check_oracle()
+    assert (check.ok, check.remedy) == (False, "refspec oracle fetch")
+    assert check.found == "wheels of SGLang: 0.5.23 absent, 0.4.6 absent"
+
+    (tmp_path / "sglang" / "0.4.6").mkdir(parents=True)
+    check = doctor._check_oracle()
+    assert check.remedy == "refspec oracle fetch"
+    assert "0.4.6 damaged; 0.4.6: it has no manifest.json that can be read" in check.found
+
+
+def test_the_oracle_of_somebody_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REFSPEC_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    check = doctor._check_oracle()
+    assert "no home folder is known" in check.found
+    assert "REFSPEC_CACHE" in str(check.remedy)

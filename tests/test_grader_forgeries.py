@@ -339,14 +339,14 @@ def test_a_file_that_ends_the_grader_has_not_passed(tmp_path: Path) -> None:
         "    process.send_signal(signal.SIGKILL)\n" + WRONG
     )
     command = [sys.executable, "-m", "refspec", "grade", "walk_tree", "--submission", str(tmp_path), "--json"]
-    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "TMPDIR": str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, timeout=60)
     assert ended.returncode != 0
     assert b'"pass"' not in ended.stdout
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and nurseries():
+    while time.monotonic() < deadline and nurseries(tmp_path):
         time.sleep(0.05)
-    assert nurseries() == []
+    assert nurseries(tmp_path) == []
 
 
 def test_nothing_is_imported_from_the_folder_where_it_is_started(tmp_path: Path) -> None:
@@ -361,10 +361,11 @@ def test_nothing_is_imported_from_the_folder_where_it_is_started(tmp_path: Path)
     assert "0 of 1 exercise passed" in ended.stdout
 
 
-def nurseries() -> list[psutil.Process]:
-    """Those whose grader is gone."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "ppid"]):
-        if "refspec.grader.nursery" in (process.info["cmdline"] or []) and process.info["ppid"] == 1:
-            found.append(process)
-    return found
+def nurseries(folder: Path) -> list[psutil.Process]:
+    """Those whose grader was given this folder for temporary files; other tests may have some at the same time."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if "refspec.grader.nursery" in (process.info["cmdline"] or [])
+        and (process.info["environ"] or {}).get("TMPDIR") == str(folder)
+    ]

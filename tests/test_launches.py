@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,36 @@ NONE = torch.zeros(0, dtype=torch.int64)
 NONE_BY_TWO = torch.zeros(0, 2, dtype=torch.int64)
 
 CALLS: dict[str, Callable[..., object]] = {
+    "align_evict_mask_to_page_size": lambda **b: kernels.align_evict_mask_to_page_size(
+        NONE, NONE_BY_TWO.bool(), 4, **b
+    ),
+    "assign_draft_cache_locs": lambda **b: kernels.assign_draft_cache_locs(NONE_BY_TWO, NONE, NONE, 2, 3, **b),
+    "assign_extend_cache_locs": lambda **b: kernels.assign_extend_cache_locs(NONE_BY_TWO, NONE, NONE, NONE, 0, **b),
     "assign_req_to_token": lambda **b: kernels.assign_req_to_token(
         torch.zeros(2, 4).long(), NONE, NONE, NONE, NONE, **b
     ),
+    "build_chain_tree": lambda **b: kernels.build_chain_tree(NONE, 2, **b),
     "build_tree": lambda **b: kernels.build_tree(NONE_BY_TWO, torch.zeros(0, 1).long(), NONE, 1, 2, 2, **b),
+    "chain_rejection_sampling": lambda **b: kernels.chain_rejection_sampling(
+        NONE_BY_TWO, torch.zeros(0, 2, 5), torch.zeros(0, 1, 5), torch.zeros(0, 1), torch.zeros(0), **b
+    ),
+    "compact_to_front": lambda **b: kernels.compact_to_front(NONE_BY_TWO, NONE_BY_TWO.int(), **b),
+    "draft_kv_indices": lambda **b: kernels.draft_kv_indices(NONE_BY_TWO, NONE, NONE, 2, 0, 3, **b),
+    "draft_topk1": lambda **b: kernels.draft_topk1(torch.zeros(0, 5), NONE, NONE_BY_TWO, 1, **b),
+    "duplicate_prefix_tail": lambda **b: kernels.duplicate_prefix_tail(
+        SimpleNamespace(layers=[]), NONE_BY_TWO, NONE, NONE, 2, 3, 4, **b
+    ),
+    "links_from_mask": lambda **b: kernels.links_from_mask(torch.zeros(0, 2, 2).bool(), **b),
+    "move_kv_cache": lambda **b: kernels.move_kv_cache(SimpleNamespace(layers=[]), NONE, NONE, **b),
+    "padded_extend_inputs": lambda **b: kernels.padded_extend_inputs(NONE, NONE.int(), NONE.int(), 4, **b),
+    "ragged_extend_inputs": lambda **b: kernels.ragged_extend_inputs(NONE, NONE.int(), NONE.int(), **b),
     "stable_topk": lambda **b: kernels.stable_topk(torch.rand(2, 3), 2, **b),
+    "tree_attention": lambda **b: kernels.tree_attention(
+        *[torch.zeros(0, 1, 2)] * 3, torch.zeros(1).long(), NONE, NONE.bool(), 1.0, **b
+    ),
+    "tree_sampling_target_only": lambda **b: kernels.tree_sampling_target_only(
+        *[NONE_BY_TWO] * 4, torch.zeros(0, 2, 5), torch.zeros(0, 2), torch.zeros(0), 1, **b
+    ),
     "verify_tree_greedy": lambda **b: kernels.verify_tree_greedy(*[NONE_BY_TWO] * 5, 1, **b),
 }
 

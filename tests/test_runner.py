@@ -15,7 +15,7 @@ from reference import softmax_attention
 from refspec.contracts import ForwardBatch
 from refspec.memory.kv_pool import KVLayout, MHATokenToKVPool
 from refspec.models.scripted import ScriptedModel
-from refspec.runtime.runner import ModelRunner, PoolAttention
+from refspec.runtime.runner import ModelRunner, PagedAttention, PoolAttention
 from refspec.spec.draft import best_tokens
 
 CPU = torch.device("cpu")
@@ -33,6 +33,10 @@ def batch_of(
     return ForwardBatch(rows, rows, out_slots, list(q_lens), prefix_slots, list(prefix_lens), tail_slots, tail_mask)
 
 
+both_ways = pytest.mark.parametrize("attention", [PoolAttention, PagedAttention])
+
+
+@both_ways
 @settings(max_examples=60)
 @given(
     q_lens=st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -46,6 +50,7 @@ def batch_of(
     seed=st.integers(0, 1000),
 )
 def test_as_row_by_row(
+    attention: type[PoolAttention] | type[PagedAttention],
     q_lens: list[int],
     prefix_lens: list[int],
     surplus: int,
@@ -81,7 +86,7 @@ def test_as_row_by_row(
     q = torch.randn(n, kv_heads * group, dim, dtype=torch.float64)
     k, v = torch.randn(2, n, kv_heads, dim, dtype=torch.float64)
     batch = batch_of(q_lens, prefix_lens, prefix_slots, tail_slots, mask if with_mask else None, out_slots)
-    out = PoolAttention(batch, pool)(layer, q, k, v)
+    out = attention(batch, pool)(layer, q, k, v)
 
     start = 0
     for r, length in enumerate(q_lens):
@@ -95,24 +100,30 @@ def test_as_row_by_row(
     assert torch.equal(pool.buffer[layer, out_slots, 1], v)
 
 
-def test_SEQ_02_rejected_rows_leave_the_attended_length() -> None:
+@both_ways
+def test_SEQ_02_rejected_rows_leave_the_attended_length(
+    attention: type[PoolAttention] | type[PagedAttention],
+) -> None:
     """Scores 1 and 0, values 1 and 0, then two rejected rows of zeros: 0.7311, not 0.4754 as with phantoms."""
     pool = MHATokenToKVPool(KVLayout(1, 1, 1, torch.float64), 8, CPU)
     one, zero = torch.ones(1, 1, 1, dtype=torch.float64), torch.zeros(1, 1, 1, dtype=torch.float64)
     pool.write(0, torch.tensor([1]), zero, zero)
     # Columns 1 and 2 of the prefix are the rejected rows': still in the table, but beyond the committed length.
     batch = batch_of([1], [1], torch.tensor([[1, 2, 3]]), torch.tensor([[4]]), None, torch.tensor([4]))
-    out = PoolAttention(batch, pool)(0, one, one, one)
+    out = attention(batch, pool)(0, one, one, one)
     assert out.item() == pytest.approx(0.731058578)
 
 
-def test_SEQ_02_what_a_rejected_row_holds_does_not_matter() -> None:
+@both_ways
+def test_SEQ_02_what_a_rejected_row_holds_does_not_matter(
+    attention: type[PoolAttention] | type[PagedAttention],
+) -> None:
     for left_behind in (-1e9, 0.0, 1e9):
         pool = MHATokenToKVPool(KVLayout(1, 1, 1, torch.float64), 8, CPU)
         pool.buffer[:, 2:4] = left_behind
         batch = batch_of([1], [1], torch.tensor([[1, 2, 3]]), torch.tensor([[4]]), None, torch.tensor([4]))
         one = torch.ones(1, 1, 1, dtype=torch.float64)
-        assert PoolAttention(batch, pool)(0, one, one, one).item() == pytest.approx(0.731058578)
+        assert attention(batch, pool)(0, one, one, one).item() == pytest.approx(0.731058578)
 
 
 def test_look_up_gives_each_row_what_it_sees() -> None:

@@ -229,23 +229,39 @@ def test_commented_fields_of_a_class_become_a_table(tmp_path: Path) -> None:
 # --- building
 
 
-def test_strict_mode_sees_anchors_omitted_pages_and_links(tmp_path: Path) -> None:
+@pytest.fixture
+def small_config(tmp_path: Path) -> Path:
+    """The site's settings for docs of a single page: to render the lessons and the reference takes long."""
+    folder = tmp_path / "small"
+    (folder / "docs").mkdir(parents=True)
+    (folder / "docs" / "glossary.md").write_text("# Glossary\n")
+    (folder / "marker.py").write_text("from refspec.course.pages import on_post_build\n")
+    text = (REPO / "mkdocs.yml").read_text(encoding="utf-8")
+    for setting, value in {"nav": "[glossary.md]", "hooks": "[marker.py]", "watch": "[]"}.items():
+        text, found = re.subn(rf"(?m)^{setting}:.*\n(?: .*\n)*", f"{setting}: {value}\n", text)
+        assert found == 1
+    (folder / "mkdocs.yml").write_text(text, encoding="utf-8")
+    return folder / "mkdocs.yml"
+
+
+def test_strict_mode_sees_anchors_omitted_pages_and_links(small_config: Path) -> None:
     """All in one build: mkdocs warns of each, and `strict` makes any warning an error."""
     from mkdocs.commands.build import build as mkdocs_build
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort
 
-    docs = shutil.copytree(REPO / "docs", tmp_path / "docs")
+    docs = small_config.parent / "docs"
     with (docs / "glossary.md").open("a") as file:
-        file.write("\n[a](index.md#gone) [b](gone.md) [c](/gone/) [d](no_extension) [e][refspec.gone]\n")
+        file.write("\n[a](omitted.md#gone) [b](gone.md) [c](/gone/) [d](no_extension) [e][refspec.gone]\n")
     (docs / "omitted.md").write_text("# Omitted\n")
-    config = load_config(str(site.CONFIG), docs_dir=str(docs), site_dir=str(tmp_path / "out"))
+    config = load_config(str(small_config), site_dir=str(small_config.parent / "out"))
     assert config.strict
     with site.collected_complaints() as complaints, pytest.raises(Abort):
         mkdocs_build(config)
     said = "\n".join(complaints)
-    for fault in ("'index.md#gone'", "'gone.md'", "'/gone/'", "'no_extension'", "'refspec.gone'", "omitted.md"):
+    for fault in ("'omitted.md#gone'", "'gone.md'", "'/gone/'", "'no_extension'", "'refspec.gone'", "  - omitted.md"):
         assert fault in said
+    assert len(complaints) == 6, said
 
 
 def test_a_snippet_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,13 +308,13 @@ def test_build_leaves_alone_what_is_no_site(tmp_path: Path, inside: str) -> None
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_build_replaces_an_earlier_site(tmp_path: Path) -> None:
+def test_build_replaces_an_earlier_site(small_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "CONFIG", small_config)
     out = tmp_path / "new" / "site"
-    out.mkdir(parents=True)
-    (out / pages.MARKER).touch()
+    assert build_site(out).pages == 1
     (out / "outdated.html").touch()
-    built = build_site(out)
-    assert built.pages == build()["pages"]
+    assert build_site(out).pages == 1
+    assert (out / "glossary" / "index.html").exists()
     assert not (out / "outdated.html").exists()
     assert list(out.parent.iterdir()) == [out]
 
@@ -379,16 +395,19 @@ def test_child_says_in_one_line_what_is_wrong_with_a_lesson(
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Its sources, docs and chapters; no notebooks, which take long, and so none in the navigation."""
+    """Its sources, docs and chapters; no notebooks and no reference, which take long."""
     repo = tmp_path / "repo"
     leave_out = shutil.ignore_patterns("__pycache__", "tiny", "training")
     for name in ("src", "docs", "chapters"):
         shutil.copytree(REPO / name, repo / name, ignore=leave_out)
+    shutil.rmtree(repo / "docs" / "reference")
     (repo / "src" / "refspec" / "models" / "tiny").symlink_to(REPO / "src" / "refspec" / "models" / "tiny")
     shutil.copy(REPO / "requirements.lock", repo)
     (repo / "notebooks").mkdir()
     settings = (REPO / "mkdocs.yml").read_text(encoding="utf-8")
-    (repo / "mkdocs.yml").write_text(settings.replace("  - Notebooks: notebooks # the same\n", ""), encoding="utf-8")
+    settings, found = re.subn(r"  - Notebooks: .*\n|  - Reference:\n(?:      - .*\n)+", "", settings)
+    assert found == 2
+    (repo / "mkdocs.yml").write_text(settings, encoding="utf-8")
     return repo
 
 

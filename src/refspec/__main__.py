@@ -22,6 +22,7 @@ def main(prog_name: str | None = None) -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
     wait_politely_where_others_work()
     try:
+        interpret_kernels_where_no_gpu_is()
         from refspec.cli.main import app
 
         app(prog_name=prog_name)
@@ -39,6 +40,27 @@ def wait_politely_where_others_work() -> None:
     """
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > BUSY * (os.cpu_count() or 1):
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def interpret_kernels_where_no_gpu_is() -> None:
+    """Where the driver shows no GPU, have Triton interpret its kernels, unless the user has a say in it.
+
+    Triton decides when it is imported, and torch, which could tell as well, takes a second to load.
+    """
+    if "TRITON_INTERPRET" not in os.environ and not gpu_is_there():
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
+def gpu_is_there() -> bool:
+    """Does NVIDIA's driver, if there is one, show this process a GPU?"""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 if __name__ == "__main__":

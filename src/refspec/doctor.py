@@ -19,6 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from refspec.oracle import wheel
+from refspec.oracle.wheel import WheelError
+
 OLDEST_PYTHON = (3, 11)
 CHILD_SECONDS = 120
 # Those that the engine loads unless it is told otherwise.
@@ -46,12 +49,7 @@ def examine() -> list[Check]:
         *_check_weights(answers["weights"]),
         _check_gpu(answers["gpu"], answers["torch"]),
         _check_triton(answers["triton"]),
-        Check(
-            "SGLang oracle",
-            "comparing our kernels with SGLang's own",
-            ok=False,
-            found="not part of this version",
-        ),
+        _check_oracle(),
     ]
 
 
@@ -117,7 +115,7 @@ def _check_gpu(answer: dict[str, Any], torch: dict[str, Any]) -> Check:
 
 
 def _check_triton(answer: dict[str, Any]) -> Check:
-    check = partial(Check, "triton", "the Triton kernels of later versions; nothing here needs it yet")
+    check = partial(Check, "triton", "the Triton kernels; without it the PyTorch references run")
     if "error" not in answer:
         mode = "on" if os.environ.get("TRITON_INTERPRET", "") in ("1", "true", "on", "yes") else "off"
         return check(ok=True, found=f"{answer['version']}; interpreter mode (TRITON_INTERPRET) is {mode}")
@@ -125,6 +123,19 @@ def _check_triton(answer: dict[str, Any]) -> Check:
         return check(ok=False, found=answer["error"], remedy="pip install triton")
     found = "not installed: its wheels are for Linux only"
     return check(ok=False, found=found, remedy="use a Linux container, or WSL on Windows")
+
+
+def _check_oracle() -> Check:
+    check = partial(Check, "SGLang oracle", "comparing our kernels with SGLang's own")
+    try:
+        states = wheel.states()
+    except (WheelError, OSError) as error:
+        return check(ok=False, found=str(error), remedy="set REFSPEC_CACHE to a folder for SGLang's wheels")
+    found = ", ".join(f"{state.version} {state.status}" for state in states)
+    faults = [f"; {state.version}: {state.detail}" for state in states if state.detail]
+    remedies = [state.remedy for state in states if state.remedy]
+    remedy = remedies[0] if remedies else None
+    return check(ok=not remedies, found=f"wheels of SGLang: {found}{''.join(faults)}", remedy=remedy)
 
 
 # --- the child --------------------------------------------------------------------------------------------------------

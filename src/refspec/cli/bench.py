@@ -10,9 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from refspec.cli.bench_kernels import kernels
 from refspec.cli.command_line import CommandLine, shows_progress
+from refspec.cli.generate import BACKENDS, one_of
 
 bench_app = typer.Typer(cls=CommandLine, rich_markup_mode=None)
+bench_app.command()(kernels)
 
 
 @bench_app.callback()
@@ -28,6 +31,9 @@ def engine(
     draft: Annotated[str | None, typer.Option(help="shipped name or model folder")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16, float16")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    backend: Annotated[
+        str, typer.Option(parser=one_of(*BACKENDS), metavar="|".join(BACKENDS), help="as of refspec generate")
+    ] = BACKENDS[0],
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch")] = None,
     exact_branch_kv: Annotated[bool, typer.Option(help="draft branches attend their true ancestors")] = False,
     vs_hf: Annotated[bool, typer.Option(help="also run transformers' generate on the same weights")] = False,
@@ -50,6 +56,7 @@ def engine(
             draft=draft,
             dtype=dtype,
             device=device,
+            backend=backend,
             exact_branch_kv=exact_branch_kv,
             vs_hf=vs_hf,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

@@ -15,6 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from refspec.cli.command_line import shows_progress
+from refspec.cli.generate import BACKENDS, one_of
 from refspec.cli.render import plural
 from refspec.config import SamplingParams, SpecConfig
 
@@ -87,6 +88,10 @@ class Contestant:
 
 
 def demo(
+    backend: Annotated[
+        str,
+        typer.Option(parser=one_of(*BACKENDS), metavar="|".join(BACKENDS), help="As of refspec generate."),
+    ] = BACKENDS[0],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Decode built-in prompts plainly and with EAGLE, and compare.
@@ -101,7 +106,7 @@ def demo(
         from refspec.engine.compare import first_difference
         from refspec.engine.engine import Engine
 
-        contestants = [Contestant(name, Engine(spec=spec)) for name, spec in SPECS.items()]
+        contestants = [Contestant(name, Engine(spec=spec, backend=backend)) for name, spec in SPECS.items()]
         plain, *speculative = contestants
         bar.update(task, description="decoding")
         for i, prompt in enumerate(PROMPTS):
@@ -118,6 +123,7 @@ def demo(
         "max_new_tokens": NEW_TOKENS,
         "dtype": str(plain.engine.dtype).removeprefix("torch."),
         "device": str(plain.engine.device),
+        "backend": plain.engine.backend,
         "plain_speeds_vary_by": max(plain.tokens_per_second) / min(plain.tokens_per_second),
         "ok": all(found.is_rounding for other in speculative for found in other.differences.values()),
         "contestants": [contestant.report(plain) for contestant in contestants],

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PLAIN = "none"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+BACKENDS = ("auto", "torch", "triton")
 SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv")
 SPEC_OPTIONS = ("topk", "steps", "draft_tokens", "exact_branch_kv", "draft")  # those that plain decoding does not take
 # The library's words, and the options that set them.
@@ -109,6 +110,15 @@ def generate(
     device: Annotated[
         str | None, typer.Option(metavar="D", help="cpu, cuda, cuda:1 ...", show_default="a GPU if there is one")
     ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(
+            parser=one_of(*BACKENDS),
+            metavar="|".join(BACKENDS),
+            help="Who runs the operations: their references in torch, or Triton kernels, which a CPU can only "
+            "interpret, very slowly; auto: kernels on a GPU.",
+        ),
+    ] = BACKENDS[0],
     kv_slots: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens that the KV pool holds.", show_default="the engine's")
     ] = None,
@@ -153,7 +163,7 @@ def generate(
             from refspec.engine.record import make_trace
 
             pool: dict[str, Any] = {} if kv_slots is None else {"kv_slots": kv_slots}
-            engine = Engine(target, draft, spec, device, dtype, **pool)
+            engine = Engine(target, draft, spec, device, dtype, backend, **pool)
         with TokenProgress(engine, len(prompts) * params.max_new_tokens, errors, disable=quiet):
             generations = engine.generate(prompts, params, observer)
         config = {
@@ -164,6 +174,7 @@ def generate(
             "draft": None if plain else draft or SHIPPED_DRAFTS[target],
             "dtype": str(engine.dtype).removeprefix("torch."),
             "device": str(engine.device),
+            "backend": engine.backend,
             "kv_slots": engine.allocator.size,
             "trace": None if trace is None else str(trace),
             "prompts": prompts,

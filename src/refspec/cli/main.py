@@ -13,6 +13,7 @@ from refspec.cli.demo import demo
 from refspec.cli.doctor import doctor
 from refspec.cli.exercises import exercises, grade, hint, reset, start
 from refspec.cli.generate import generate
+from refspec.cli.oracle import oracle_app
 from refspec.cli.quiz import quiz
 from refspec.cli.site import site_app
 from refspec.cli.trace import trace_app
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(generate)
 app.add_typer(trace_app, name="trace")
 app.add_typer(bench_app, name="bench")
+app.add_typer(oracle_app, name="oracle")
 app.command()(demo)
 for command in (exercises, start, grade, hint, reset):
     app.command()(command)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from refspec.engine.engine import Engine
+from refspec.kernels.backend import use_backend
 from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner
 
@@ -66,5 +67,7 @@ def _next_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     runner = ModelRunner(engine.target_model, len(ids), device, Counter(), engine.vocab_size)
     slots = torch.arange(1, len(ids) + 1, device=device)
     input_ids = torch.tensor(ids, device=device)
-    out = runner.forward(causal_batch(input_ids, slots, [len(ids)], slots[None, :0], [0]), "compare", slots[-1:] - 1)
+    batch = causal_batch(input_ids, slots, [len(ids)], slots[None, :0], [0])
+    with use_backend(engine.backend):
+        out = runner.forward(batch, "compare", slots[-1:] - 1)
     return out.logits[0]

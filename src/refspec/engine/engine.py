@@ -15,7 +15,7 @@ from torch import nn
 
 from refspec.config import SamplingParams, SpecConfig, require_int
 from refspec.engine.scheduler import Scheduler
-from refspec.kernels.backend import check_backend
+from refspec.kernels.backend import resolve_backend, use_backend
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
@@ -64,7 +64,9 @@ class Engine:
     spec: how to speculate; None decodes plainly, one token for each target forward.
     device: "cpu", "cuda", ...; None takes a GPU where there is one. dtype: "float32" (the default), "float64",
         "bfloat16", "float16", or a torch.dtype. A model object keeps its own of both.
-    backend: who runs the operations of refspec.kernels: "auto" or "torch", which in this version are the same.
+    backend: who runs the operations of refspec.kernels, attention among them: "torch", their references; "triton", the
+        kernels, which on a CPU run in Triton's interpreter, about a hundred times slower; "auto", the kernels on a GPU.
+        What it comes to is in .backend afterwards.
     kv_slots: tokens that the KV pool holds. max_running: requests that run at one time; others wait.
 
     Raises ValueError (CheckpointError for a model folder) with one line that says what is wrong.
@@ -92,9 +94,9 @@ class Engine:
                 raise ValueError(f"{name} is {model!r}, it must be a shipped name, a folder or a model object")
         if target is None:
             raise ValueError("target is None, it must be a shipped name, a folder or a model object")
-        check_backend(backend)
         self.spec = spec
         self.device = _device_of(target, device)
+        self.backend = resolve_backend(backend, self.device)
         self.tokenizer: Tokenizer | None = None
         self.target_model = self._load_target(target, resolve_dtype(dtype))
         self.dtype = self.target_model.kv_layout.dtype
@@ -152,7 +154,7 @@ class Engine:
             self.scheduler.add(request)
         try:
             while any(request.finish_reason is None for request in requests):
-                self.scheduler.step(observer)
+                self._step(observer)
         finally:
             for request in requests:
                 self.scheduler.abort(request)
@@ -225,6 +227,10 @@ class Engine:
             )
         return request
 
+    def _step(self, observer: Observer | None = None) -> None:
+        with use_backend(self.backend):
+            self.scheduler.step(observer)
+
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None
         return Generation(
@@ -237,7 +243,7 @@ class Engine:
         try:
             while request.finish_reason is None or sent_tokens < len(request.output_ids):
                 if sent_tokens == len(request.output_ids):
-                    self.scheduler.step()
+                    self._step()
                     continue
                 piece = text.next_piece(request.output_ids, last=request.finish_reason is not None)
                 block = StreamBlock(request.output_ids[sent_tokens:], piece, request.finish_reason)

@@ -1,9 +1,45 @@
 """One operation per file: the PyTorch reference, then the dispatcher of the same name."""
 
+from refspec.kernels.align_evict_mask_to_page_size import align_evict_mask_to_page_size
+from refspec.kernels.assign_draft_cache_locs import assign_draft_cache_locs
+from refspec.kernels.assign_extend_cache_locs import assign_extend_cache_locs
 from refspec.kernels.assign_req_to_token import assign_req_to_token
+from refspec.kernels.build_chain_tree import build_chain_tree
 from refspec.kernels.build_tree import build_tree
+from refspec.kernels.chain_rejection_sampling import chain_rejection_sampling
+from refspec.kernels.compact_to_front import compact_to_front
+from refspec.kernels.draft_kv_indices import draft_kv_indices
+from refspec.kernels.draft_topk1 import draft_topk1
+from refspec.kernels.duplicate_prefix_tail import duplicate_prefix_tail
 from refspec.kernels.launches import launches
+from refspec.kernels.links_from_mask import links_from_mask
+from refspec.kernels.move_kv_cache import move_kv_cache
+from refspec.kernels.padded_extend_inputs import padded_extend_inputs
+from refspec.kernels.ragged_extend_inputs import ragged_extend_inputs
 from refspec.kernels.stable_topk import stable_topk
+from refspec.kernels.tree_attention import tree_attention
+from refspec.kernels.tree_sampling_target_only import tree_sampling_target_only
 from refspec.kernels.verify_tree_greedy import verify_tree_greedy
 
-__all__ = ["assign_req_to_token", "build_tree", "launches", "stable_topk", "verify_tree_greedy"]
+__all__ = [
+    "align_evict_mask_to_page_size",
+    "assign_draft_cache_locs",
+    "assign_extend_cache_locs",
+    "assign_req_to_token",
+    "build_chain_tree",
+    "build_tree",
+    "chain_rejection_sampling",
+    "compact_to_front",
+    "draft_kv_indices",
+    "draft_topk1",
+    "duplicate_prefix_tail",
+    "launches",
+    "links_from_mask",
+    "move_kv_cache",
+    "padded_extend_inputs",
+    "ragged_extend_inputs",
+    "stable_topk",
+    "tree_attention",
+    "tree_sampling_target_only",
+    "verify_tree_greedy",
+]

@@ -4,8 +4,9 @@ The kept candidates come as ascending pool indices. Column 0 of each request is 
 c >= 1 the candidate top_scores_index[c-1]. Candidate i hangs under node parent_list[i // k], itself a pool index,
 or -1 for the root; since pool indices ascend in draft order, a parent always stands in an earlier column.
 
-Bytes moved for each request: N-1 indices and at most k(S-1)+1 parents in (8 each); N positions, 3·N links (8 each)
-and the mask out: N·(seq_len + N) bytes in FULL form, N·N in QLEN form. FULL grows with the context, QLEN does not.
+Bytes moved for each request: N-1 indices and at most N-1 of the k(S-1)+1 parents in (8 each), seq_len (8); N
+positions and 3·N links out (8 each), and the mask: N·(seq_len + N) bytes in FULL form, N·N in QLEN form, N words
+packed. FULL grows with the context, the others do not.
 
 Source: SGLang: python/sglang/srt/speculative/eagle_utils.py:build_tree_kernel_efficient @0.5.23;
 EAGLE (Li et al. 2024, section 4.1, tree attention).
@@ -17,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from refspec.kernels.backend import check_backend
+from refspec.kernels.backend import choose, tl, triton
+from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
 from refspec.kernels.launches import count_launch
+from refspec.kernels.tree_mask import check_mask_mode, flat_mask, new_mask, store_mask, tile_of
 
-MASK_MODES = ("full", "qlen")
 Tree = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -63,12 +65,104 @@ def build_tree_torch(
     retrieve_next_token, retrieve_next_sibling = first.masked_fill(first == no_column, -1)
     retrieve_index = torch.arange(b * n, device=device).unflatten(0, (b, n))
 
-    tree_mask = visible.flatten()
-    if mask_mode == "full":
-        prefix_lens = seq_lens.tolist()
-        rows = [F.pad(visible[r], (prefix_lens[r], 0), value=True).flatten() for r in range(b)]
-        tree_mask = torch.cat([visible.new_zeros(0), *rows])
+    tree_mask = flat_mask(visible, seq_lens, mask_mode)
     return tree_mask, positions, retrieve_index, retrieve_next_token, retrieve_next_sibling
+
+
+@triton.jit
+def _build_tree_kernel(
+    parent_list,
+    top_scores_index,
+    seq_lens,
+    tree_mask,
+    positions,
+    retrieve_index,
+    retrieve_next_token,
+    retrieve_next_sibling,
+    topk,
+    num_steps,
+    n,
+    entries,  # of a request's row in parent_list
+    MODE: tl.constexpr,
+    B_UPPER: tl.constexpr,
+    ROWS: tl.constexpr,
+    N_UPPER: tl.constexpr,
+):
+    """Program (r, t) has the t-th ROWS nodes of request r, and holds each of them against all N columns.
+
+    Nodes go by their pool index, so a parent need not be looked for: where a column bears its number, there it is.
+    """
+    r = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, N_UPPER)
+    kept = top_scores_index + r * (n - 1) - 1  # column c's entry is c places on; the root has none
+    parents = parent_list + r * entries
+
+    inner = (column > 0) & (column < n)
+    name = tl.load(kept + column, inner, other=-1)
+    parent = tl.load(parents + name // topk, inner & (entries > 0), other=-1)
+    name = tl.where(column < n, name, -2)  # past n nobody is the root, whose name is -1
+    my_name = tl.load(kept + row, (row > 0) & (row < n), other=-1)
+    my_parent = tl.load(parents + my_name // topk, (my_name >= 0) & (entries > 0), other=-1)
+
+    later = column[None, :] > row[:, None]  # a column past n is taken for a child of the root, and loses to n below
+    child = later & (parent[None, :] == my_name[:, None])
+    sibling = later & (parent[None, :] == my_parent[:, None]) & (row > 0)[:, None]
+    first_child = tl.min(tl.where(child, column[None, :], n), 1)
+    next_sibling = tl.min(tl.where(sibling, column[None, :], n), 1)
+
+    visible = column[None, :] == row[:, None]
+    depth = tl.zeros_like(my_name)
+    ancestor = my_name
+    for _ in range(num_steps):
+        depth += (ancestor >= 0).to(tl.int64)
+        ancestor = tl.load(parents + ancestor // topk, (ancestor >= 0) & (entries > 0), other=-1)
+        visible = visible | (name[None, :] == ancestor[:, None])
+
+    place = r * n + row
+    tl.store(positions + place, tl.load(seq_lens + r) + depth, row < n)
+    tl.store(retrieve_index + place, place, row < n)
+    tl.store(retrieve_next_token + place, tl.where(first_child < n, first_child, -1), row < n)
+    tl.store(retrieve_next_sibling + place, tl.where(next_sibling < n, next_sibling, -1), row < n)
+    store_mask(tree_mask, visible, seq_lens, r, row, column, n, MODE, B_UPPER)
+
+
+def build_tree_triton(
+    parent_list: Tensor,
+    top_scores_index: Tensor,
+    seq_lens: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+    mask_mode: str = "full",
+) -> Tree:
+    """The kernel's launch. A "full" mask is filled first; see `refspec.kernels.tree_mask`."""
+    b, n, device = len(seq_lens), num_draft_tokens, seq_lens.device
+    tree_mask = new_mask(seq_lens, n, mask_mode)
+    positions = torch.empty(b * n, dtype=torch.int64, device=device)
+    index, child, sibling = torch.empty(3, b, n, dtype=torch.int64, device=device)
+    if b:
+        tile = tile_of(n)
+        _build_tree_kernel[(b, triton.cdiv(n, tile["ROWS"]))](
+            parent_list,
+            top_scores_index,
+            seq_lens,
+            tree_mask,
+            positions,
+            index,
+            child,
+            sibling,
+            topk,
+            num_steps,
+            n,
+            parent_list.shape[1],
+            MODE=mask_mode,
+            B_UPPER=triton.next_power_of_2(b),
+            **tile,
+        )
+    if mask_mode == "packed":
+        tree_mask = tree_mask.view(torch.uint8)
+    return tree_mask, positions, index, child, sibling
 
 
 def build_tree(
@@ -85,11 +179,44 @@ def build_tree(
     parents; seq_lens i64 (b).
 
     Returns (tree_mask, positions i64 (b*N), retrieve_index i64 (b, N), retrieve_next_token i64 (b, N),
-    retrieve_next_sibling i64 (b, N)). tree_mask is bool and flat; "full": for each request N rows of
-    seq_len + N columns, the prefix true; "qlen": N rows of N columns. Raises ValueError for another mask_mode.
+    retrieve_next_sibling i64 (b, N)). tree_mask is flat: "full" and "qlen" are bool, N·(seq_len + N) and N·N for each
+    request; "packed" is uint8, N little-endian words of 1, 2 or 4 bytes each (N <= 8, 16, 32), bit c for column c.
+
+    Raises ValueError for another mask_mode, more than 32 packed columns, more nodes than there are candidates and
+    a root, and other shapes or types; and, where values are checked, for what is no tree.
     """
-    check_backend(backend)
-    if mask_mode not in MASK_MODES:
-        raise ValueError(f"mask_mode is {mask_mode!r}, it must be one of: {', '.join(MASK_MODES)}")
+    run = choose(backend, seq_lens.device, build_tree_torch, build_tree_triton)
+    check_size("topk", topk)
+    check_size("num_steps", num_steps)
+    pool = topk + (num_steps - 1) * topk**2
+    check_size("num_draft_tokens", num_draft_tokens, at_most=pool + 1)
+    check_mask_mode(mask_mode, num_draft_tokens)
+    check_tensor("seq_lens", seq_lens, (None,))
+    b, device = len(seq_lens), seq_lens.device
+    check_tensor("parent_list", parent_list, (b, topk * (num_steps - 1) + 1 if num_steps > 1 else 0), device=device)
+    check_tensor("top_scores_index", top_scores_index, (b, num_draft_tokens - 1), device=device)
+    check_bounds("seq_lens", seq_lens, 0, 2**31)
+    check_bounds("parent_list", parent_list, -1, pool)
+    check_bounds("top_scores_index", top_scores_index, 0, pool)
+    if values_are_checked(device):
+        _check_tree(parent_list, top_scores_index, topk)
     count_launch("build_tree")
-    return build_tree_torch(parent_list, top_scores_index, seq_lens, topk, num_steps, num_draft_tokens, mask_mode)
+    return run(parent_list, top_scores_index, seq_lens, topk, num_steps, num_draft_tokens, mask_mode)
+
+
+def _check_tree(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> None:
+    """The kept candidates ascend, and each one's parent is kept and stands one level above. Raises ValueError."""
+    if not bool((top_scores_index.diff(dim=1) > 0).all()):
+        raise ValueError("top_scores_index does not ascend in every row")
+    if parent_list.numel() and top_scores_index.numel():
+        parent = parent_list.gather(1, top_scores_index // topk)
+        is_kept = (parent[:, :, None] == top_scores_index[:, None, :]).any(-1) | (parent == -1)
+        if not bool(is_kept.all()):
+            raise ValueError("top_scores_index keeps a candidate whose parent, by parent_list, it does not keep")
+        if not bool((_level(parent, topk) == _level(top_scores_index, topk) - 1).all()):
+            raise ValueError("parent_list hangs a candidate under one that is not of the level above it")
+
+
+def _level(pool_index: Tensor, topk: int) -> Tensor:
+    """-1 for the root; k candidates at level 0, k² at each after it."""
+    return torch.where(pool_index < topk, pool_index.clamp(max=0), 1 + (pool_index - topk) // topk**2)

@@ -36,9 +36,11 @@ def check_tensor(
     shape: tuple[int | None, ...],
     dtype: torch.dtype | tuple[torch.dtype, ...] = torch.int64,
     device: torch.device | None = None,
+    rows_may_lie_apart: bool = False,
 ) -> None:
     """x is of that dtype (or one of them), that shape (None: any size), on that device, and contiguous.
 
+    rows_may_lie_apart: along its first dimension x may have any stride.
     Raises TypeError for what is no tensor and ValueError for the rest.
     """
     if not isinstance(x, Tensor):
@@ -53,7 +55,7 @@ def check_tensor(
         raise ValueError(f"{name} has shape {tuple(x.shape)}, it must be ({wanted})")
     if device is not None and x.device != device:
         raise ValueError(f"{name} is on {x.device}, the other arguments are on {device}")
-    if not x.is_contiguous():
+    if not (x[:1] if rows_may_lie_apart else x).is_contiguous():
         raise ValueError(f"{name} has strides {x.stride()}, it must be contiguous")
 
 

@@ -4,8 +4,9 @@ From the root, among the children of the last accepted node, look for the one wh
 at that node; accept it and go on. Where none fits, the target's own choice is the bonus token. So a round commits
 accept_token_num drafts and one bonus.
 
-Bytes moved for each request: at most 5·N integers in (8 each), N + D + 1 out (4 each); the walk is a chain of
-dependent reads, and latency, not bandwidth, is its cost.
+Bytes moved for each request: 4·N integers in (8 each), N + D + 1 out (4 each). That is little; a walk that reads as
+it goes waits for memory at each link, and this waiting is its cost. The kernel reads everything first, in one go, and
+walks in registers.
 
 Source: SGLang: python/sglang/kernels/ops/speculative/spec_tree.py:verify_tree_greedy_func @0.5.23
 """
@@ -15,7 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from refspec.kernels.backend import check_backend
+from refspec.kernels.backend import choose, tl, triton
+from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
 from refspec.kernels.launches import count_launch
 
 
@@ -58,6 +60,90 @@ def verify_tree_greedy_torch(
     )
 
 
+@triton.jit
+def _verify_tree_greedy_kernel(
+    candidates,
+    retrieve_next_token,
+    retrieve_next_sibling,
+    target_predict,
+    predict,
+    accept_index,
+    accept_token_num,
+    n,
+    num_steps,
+    N_UPPER: tl.constexpr,
+    D_UPPER: tl.constexpr,
+):
+    """Program r walks request r's tree. It is one warp: what a thread asks of another does not leave the registers.
+
+    Which child fits is asked for all nodes at once, so the many siblings of one level cost no more than the most
+    that one node has; after that a step of the walk is one look-up.
+    """
+    r = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, N_UPPER)
+    row = r * n + node
+    token = tl.load(candidates + row, node < n, other=0)
+    wanted = tl.load(target_predict + row, node < n, other=0)
+    sibling = tl.load(retrieve_next_sibling + row, node < n, other=-1).to(tl.int32)
+
+    # next_node: the child that holds what the target wants after the node, -1 if none does.
+    next_node = tl.load(retrieve_next_token + row, node < n, other=-1).to(tl.int32)
+    wrong = (next_node >= 0) & (tl.gather(token, tl.maximum(next_node, 0), 0) != wanted)
+    asked = 1
+    while (tl.max(wrong.to(tl.int32), 0) > 0) & (asked < n):  # no node has n children: links in a ring end here
+        next_node = tl.where(wrong, tl.gather(sibling, tl.maximum(next_node, 0), 0), next_node)
+        wrong = (next_node >= 0) & (tl.gather(token, tl.maximum(next_node, 0), 0) != wanted)
+        asked += 1
+    next_node = tl.where(wrong, -1, next_node)
+
+    depth = tl.arange(0, D_UPPER)
+    path = tl.where(depth == 0, 0, -1)
+    is_accepted = node == 0
+    accepted = 0
+    at = tl.sum(tl.where(node == 0, next_node, 0), 0)
+    while (at >= 0) & (accepted < num_steps):
+        accepted += 1
+        path = tl.where(depth == accepted, at, path)
+        is_accepted = is_accepted | (node == at)
+        at = tl.sum(tl.where(node == at, next_node, 0), 0)
+
+    tl.store(predict + row, tl.where(is_accepted, wanted, 0).to(tl.int32), node < n)
+    global_row = tl.where(path >= 0, r * n + path, -1)
+    tl.store(accept_index + r * (num_steps + 1) + depth, global_row.to(tl.int32), depth <= num_steps)
+    tl.store(accept_token_num + r, accepted)
+
+
+def verify_tree_greedy_triton(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    target_predict: Tensor,
+    num_steps: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel's launch. retrieve_index is not read: what it must hold, request·N + column, is sooner computed."""
+    (b, n), i32, device = candidates.shape, torch.int32, candidates.device
+    predict = torch.empty(b * n, dtype=i32, device=device)
+    accept_index = torch.empty(b, num_steps + 1, dtype=i32, device=device)
+    accept_token_num = torch.empty(b, dtype=i32, device=device)
+    if b:
+        _verify_tree_greedy_kernel[(b,)](
+            candidates,
+            retrieve_next_token,
+            retrieve_next_sibling,
+            target_predict,
+            predict,
+            accept_index,
+            accept_token_num,
+            n,
+            num_steps,
+            N_UPPER=triton.next_power_of_2(n),
+            D_UPPER=triton.next_power_of_2(num_steps + 1),
+            num_warps=1,
+        )
+    return predict, accept_index, accept_token_num
+
+
 def verify_tree_greedy(
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -67,14 +153,38 @@ def verify_tree_greedy(
     num_steps: int,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """candidates i64 (b, N), column 0 the root; links as `build_tree` gives them; target_predict i64 (b, N): the
-    target's greedy choice after each node.
+    """candidates i64 (b, N), column 0 the root; links as `build_tree` gives them, the columns but the root in any
+    order; target_predict i64 (b, N): the target's greedy choice after each node. num_steps, 0 or more: at most so many
+    drafts are accepted.
 
     Returns (predict i32 (b*N): the choice at each accepted node, 0 elsewhere; accept_index i32 (b, num_steps+1):
     global rows of the accepted path, root first, -1 padded; accept_token_num i32 (b): bonus excluded).
+
+    Raises ValueError for other shapes or types, and, where values are checked, for links that lead out of the row,
+    or twice to the same column.
     """
-    check_backend(backend)
+    run = choose(backend, candidates.device, verify_tree_greedy_torch, verify_tree_greedy_triton)
+    check_size("num_steps", num_steps, at_least=0)
+    check_tensor("candidates", candidates, (None, None))
+    (b, n), device = candidates.shape, candidates.device
+    check_size("candidates' last size", n)
+    check_tensor("retrieve_index", retrieve_index, (b, n), device=device)
+    check_tensor("retrieve_next_token", retrieve_next_token, (b, n), device=device)
+    check_tensor("retrieve_next_sibling", retrieve_next_sibling, (b, n), device=device)
+    check_tensor("target_predict", target_predict, (b, n), device=device)
+    check_bounds("retrieve_next_token", retrieve_next_token, -1, n)
+    check_bounds("retrieve_next_sibling", retrieve_next_sibling, -1, n)
+    if values_are_checked(device):
+        if not torch.equal(retrieve_index.flatten(), torch.arange(b * n, device=device)):
+            raise ValueError(f"retrieve_index has other entries than request * {n} + column")
+        _check_links(retrieve_next_token, retrieve_next_sibling)
     count_launch("verify_tree_greedy")
-    return verify_tree_greedy_torch(
-        candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps
-    )
+    return run(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps)
+
+
+def _check_links(retrieve_next_token: Tensor, retrieve_next_sibling: Tensor) -> None:
+    """No link leads to the root, and at most one to any other column: then no walk comes back. Raises ValueError."""
+    led_to = torch.cat([retrieve_next_token, retrieve_next_sibling], dim=1) + 1  # 0: nowhere, 1: the root
+    times = torch.zeros_like(led_to).scatter_add_(1, led_to, torch.ones_like(led_to))
+    if bool((times[:, 1] > 0).any()) or bool((times[:, 2:] > 1).any()):
+        raise ValueError("retrieve_next_token and retrieve_next_sibling lead to the root, or twice to the same column")

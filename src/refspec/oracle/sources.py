@@ -15,8 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import triton
-import triton.language as tl
+from refspec.kernels.backend import tl, triton
 
 
 class Sources:
@@ -24,14 +23,17 @@ class Sources:
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         self.folders = dict(folders)
-        self._loaded: dict[tuple[str, str], Any] = {}
+        self._loaded: dict[tuple[str, ...], Any] = {}
 
     def module(self, path: str, version: str = "0.5.23") -> ModuleType:
-        """The file `path` (as in "kernels/ops/speculative/spec_tree.py"), loaded beside stand-ins."""
-        key = (version, path)
+        """The file `path` (as in "kernels/ops/speculative/spec_tree.py"), loaded beside stand-ins.
+
+        Raises ValueError if that version is not at hand, FileNotFoundError if it has no such file.
+        """
+        key = ("module", version, path)
         if key not in self._loaded:
             name = "sglang_" + Path(path).stem
-            spec = importlib.util.spec_from_file_location(name, self.folders[version] / path)
+            spec = importlib.util.spec_from_file_location(name, self._file(path, version))
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
@@ -41,10 +43,10 @@ class Sources:
         return self._loaded[key]
 
     def jit_functions(self, path: str, version: str) -> SimpleNamespace:
-        """Only the `@triton.jit` functions of a file that cannot be loaded whole."""
-        key = (version, path)
+        """Only the `@triton.jit` functions of a file that cannot be loaded whole. Raises as `module` does."""
+        key = ("jit_functions", version, path)
         if key not in self._loaded:
-            file = self.folders[version] / path
+            file = self._file(path, version)
             tree = ast.parse(file.read_text(encoding="utf-8"))
             kernels = [
                 node
@@ -58,9 +60,10 @@ class Sources:
             self._loaded[key] = SimpleNamespace(**{node.name: namespace[node.name] for node in kernels})
         return self._loaded[key]
 
-
-def _is_jit(function: ast.FunctionDef) -> bool:
-    return any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+    def _file(self, path: str, version: str) -> Path:
+        if version not in self.folders:
+            raise ValueError(f"the wheel of SGLang {version} is not ready: refspec oracle fetch")
+        return self.folders[version] / path
 
 
 def _stand_ins() -> dict[str, ModuleType]:

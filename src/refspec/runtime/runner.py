@@ -3,8 +3,11 @@
 Prefill, decode, draft step, tree verify and extend all come through `ModelRunner.forward`, and through one
 attention with an explicit mask. What sets them apart is in the ForwardBatch.
 
-Source: SGLang: python/sglang/srt/model_executor/model_runner.py:ModelRunner.forward @v0.5.5; the torch attention
-backend beside it plays the part of PoolAttention.
+There are two ways to attend. PoolAttention gathers the keys and values that a forward reads into one dense tensor, for
+torch's attention: on a CPU nothing is faster. PagedAttention leaves them where they are, for the Triton kernel.
+
+Source: SGLang: python/sglang/srt/model_executor/model_runner.py:ModelRunner.forward @v0.5.5; the attention backends
+beside it, torch's and Triton's, play the parts of PoolAttention and PagedAttention.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from refspec.contracts import ForwardBatch, ForwardOutput
+from refspec.kernels import tree_attention
+from refspec.kernels.backend import resolve_backend
 from refspec.memory.kv_pool import KVLayout, MHATokenToKVPool
 
 
@@ -41,7 +46,11 @@ class ServedModel(Protocol):
     @property
     def kv_layout(self) -> KVLayout: ...
     def __call__(
-        self, input_ids: Tensor, positions: Tensor, attend: PoolAttention, hidden_states: Tensor | None
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attend: PoolAttention | PagedAttention,
+        hidden_states: Tensor | None,
     ) -> Tensor:
         """Hidden states (n, hidden_size) of the rows."""
 
@@ -56,50 +65,96 @@ class PoolAttention:
     """
 
     def __init__(self, batch: ForwardBatch, pool: MHATokenToKVPool) -> None:
-        self.pool, self.out_slots, self.q_lens = pool, batch.out_slots, batch.q_lens
+        self.pool, self.out_slots = pool, batch.out_slots
+        self.padding = RowPadding(batch.q_lens, batch.input_ids.device)
         prefix_slots, prefix_mask = _committed_only(batch)
         self.columns = torch.cat([prefix_slots, batch.tail_slots], dim=1)  # (b, L)
         self.visible = _visible_columns(batch, prefix_mask)  # bool (b, Q, L); None: everything
-        self.batch_size, rows = len(batch.q_lens), max(batch.q_lens)
-        self.padded_rows: Tensor | None = None  # (n) where row i stands once every request has Q rows
-        if min(batch.q_lens) < rows:
-            self.padded_rows = torch.cat(
-                [torch.arange(r * rows, r * rows + length) for r, length in enumerate(batch.q_lens)]
-            ).to(batch.input_ids.device)
         self.bias: Tensor | None = None  # (b, 1, Q, L): -inf where a row does not see, in the dtype of the queries
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (n, heads, dim); k, v (n, kv_heads, dim) -> (n, heads, dim)."""
         self.pool.write(layer_id, self.out_slots, k, v)
         keys, values = self.pool.read(layer_id, self.columns)
-        queries = self._pad(q).transpose(1, 2)
+        b, rows = self.padding.batch_size, self.padding.rows
+        queries = self.padding.pad(q).view(b, rows, *q.shape[1:]).transpose(1, 2)
         if self.visible is not None and self.bias is None:
             unseen = ~self.visible.unsqueeze(1)
             self.bias = torch.zeros(unseen.shape, dtype=q.dtype, device=q.device).masked_fill_(unseen, -torch.inf)
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self.bias, enable_gqa=True)
-        return self._unpad(out.transpose(1, 2))
+        return self.padding.unpad(out.transpose(1, 2).flatten(0, 1))
 
     def look_up(self, records: Tensor) -> list[Tensor]:
         """For a model without attention: keep the rows' records (n, w); for each row, those that it sees (seen, w)."""
         self.pool.write(0, self.out_slots, records[:, None], records[:, None])
         kept, _ = self.pool.read(0, self.columns)  # (b, 1, L, w)
-        rows = max(self.q_lens)
+        b, rows = self.padding.batch_size, self.padding.rows
         visible = self.visible
         if visible is None:
-            visible = torch.ones(self.batch_size, rows, self.columns.shape[1], dtype=torch.bool, device=kept.device)
-        per_row = kept.expand(-1, rows, -1, -1)
-        return [record[seen] for record, seen in zip(self._unpad(per_row), self._unpad(visible), strict=True)]
+            visible = torch.ones(b, rows, self.columns.shape[1], dtype=torch.bool, device=kept.device)
+        per_row = self.padding.unpad(kept.expand(-1, rows, -1, -1).flatten(0, 1))
+        seen_by_row = self.padding.unpad(visible.flatten(0, 1))
+        return [record[seen] for record, seen in zip(per_row, seen_by_row, strict=True)]
 
-    def _pad(self, x: Tensor) -> Tensor:
-        """(n, ...) -> (b, Q, ...)."""
-        if self.padded_rows is not None:
-            x = x.new_zeros(self.batch_size * max(self.q_lens), *x.shape[1:]).index_copy_(0, self.padded_rows, x)
-        return x.view(self.batch_size, -1, *x.shape[1:])
 
-    def _unpad(self, x: Tensor) -> Tensor:
-        """(b, Q, ...) -> (n, ...)."""
-        x = x.flatten(0, 1)
-        return x if self.padded_rows is None else x.index_select(0, self.padded_rows)
+class PagedAttention:
+    """As PoolAttention, but by the operation `tree_attention`, which reads keys and values in their slots.
+
+    What all layers need, the slots of each request's columns and the mask, is made once.
+    """
+
+    def __init__(self, batch: ForwardBatch, pool: MHATokenToKVPool) -> None:
+        self.batch, self.pool = batch, pool
+        self.padding = RowPadding(batch.q_lens, batch.input_ids.device)
+        self.kv_indptr, self.kv_indices = _slots_in_a_row(batch)
+        if batch.tail_mask is None:  # as of a tail of one column
+            self.tree_mask = torch.ones(
+                self.padding.batch_size * self.padding.rows, dtype=torch.bool, device=batch.input_ids.device
+            )
+        else:
+            self.tree_mask = batch.tail_mask.flatten()
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (n, heads, dim); k, v (n, kv_heads, dim) -> (n, heads, dim)."""
+        self.pool.write(layer_id, self.batch.out_slots, k, v)
+        k_cache, v_cache = self.pool.layers[layer_id].unbind(1)
+        out = tree_attention(
+            self.padding.pad(q),
+            k_cache,
+            v_cache,
+            self.kv_indptr,
+            self.kv_indices,
+            self.tree_mask,
+            scale=q.shape[-1] ** -0.5,
+        )
+        return self.padding.unpad(out)
+
+    def look_up(self, records: Tensor) -> list[Tensor]:
+        """As PoolAttention's: a model without attention has nothing for a kernel to do."""
+        return PoolAttention(self.batch, self.pool).look_up(records)
+
+
+class RowPadding:
+    """Requests with unequal numbers of rows, made equal: each gets as many as the longest has, zeros at the end."""
+
+    def __init__(self, q_lens: list[int], device: torch.device) -> None:
+        self.batch_size, self.rows = len(q_lens), max(q_lens)
+        self.places: Tensor | None = None  # (n) where row i stands among the b·Q; None: there is nothing to pad
+        if min(q_lens) < self.rows:
+            starts = range(0, self.batch_size * self.rows, self.rows)
+            self.places = torch.cat(
+                [torch.arange(start, start + length) for start, length in zip(starts, q_lens, strict=True)]
+            ).to(device)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """(n, ...) -> (b·Q, ...)."""
+        if self.places is None:
+            return x
+        return x.new_zeros(self.batch_size * self.rows, *x.shape[1:]).index_copy_(0, self.places, x)
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """(b·Q, ...) -> (n, ...)."""
+        return x if self.places is None else x.index_select(0, self.places)
 
 
 class ModelRunner:
@@ -133,7 +188,8 @@ class ModelRunner:
             hidden = torch.zeros(0, self.model.config.hidden_size, dtype=self.model.kv_layout.dtype, device=self.device)
             return ForwardOutput(hidden.new_zeros(0, self.vocab_size), hidden)
         self.forwards[phase] += 1
-        attend = PoolAttention(batch, self.pool)
+        paged = resolve_backend("auto", self.device) == "triton"
+        attend = PagedAttention(batch, self.pool) if paged else PoolAttention(batch, self.pool)
         hidden_states = self.model(batch.input_ids, batch.positions, attend, batch.hidden_states)
         read = hidden_states if logits_rows is None else hidden_states.index_select(0, logits_rows)
         return ForwardOutput(self.model.logits(read)[:, : self.vocab_size], hidden_states)
@@ -148,6 +204,24 @@ def greedy_choice(logits: Tensor) -> Tensor:
     if not bool(best.values.isfinite().all()):
         raise ValueError("the target's logits are NaN or infinite: its weights or its config.json are no good")
     return best.indices
+
+
+def _slots_in_a_row(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    """The slots that each request's rows may read, request after request: its committed ones, then its tail.
+
+    Returns kv_indptr i64 (b + 1) and kv_indices i64. How many there are is known on the host, so that nothing waits for
+    the device.
+    """
+    (b, width), tail, device = batch.prefix_slots.shape, batch.tail_slots.shape[1], batch.prefix_slots.device
+    prefix_lens = torch.tensor(batch.prefix_lens, device=device)
+    lens = prefix_lens + tail
+    kv_indptr = F.pad(lens.cumsum(0), (1, 0))
+    total = sum(batch.prefix_lens) + b * tail
+    request = torch.arange(b, device=device).repeat_interleave(lens, output_size=total)
+    column = torch.arange(total, device=device) - kv_indptr[request]
+    stale = (width - prefix_lens)[request]  # columns between the committed ones and the tail
+    column = torch.where(column < prefix_lens[request], column, column + stale)
+    return kv_indptr, torch.cat([batch.prefix_slots, batch.tail_slots], dim=1)[request, column]
 
 
 def _committed_only(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,81 @@
+"""Every kernel compiles for sm_80 and sm_90, here, without a GPU; none spills but those that say why."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from refspec.bench import compile_report as report
+from refspec.bench.compile_report import TARGETS, Compiled, Refused, compile_report
+from refspec.bench.kernel_cases import CASES
+from refspec.kernels.backend import TRITON_INSTALLED
+
+pytestmark = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[list[Compiled], list[Refused]]:
+    return compile_report(list(CASES))
+
+
+def test_the_compiler_takes_every_case(compiled: tuple[list[Compiled], list[Refused]]) -> None:
+    assert compiled[1] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_operation_has_kernels_for_the_target(
+    compiled: tuple[list[Compiled], list[Refused]], target: int
+) -> None:
+    assert {kernel.operation for kernel in compiled[0] if kernel.target == target} == set(CASES)
+    assert all(kernel.registers > 0 for kernel in compiled[0])
+
+
+def test_none_spills_without_a_reason(compiled: tuple[list[Compiled], list[Refused]]) -> None:
+    assert [kernel for kernel in compiled[0] if kernel.spills and not kernel.explanation] == []
+
+
+def test_a_reason_is_there_only_for_kernels_that_spill(compiled: tuple[list[Compiled], list[Refused]]) -> None:
+    assert set(report.SPILLS_EXPLAINED) <= {kernel.kernel for kernel in compiled[0] if kernel.spills}
+
+
+@pytest.mark.parametrize("fault", ["spills", "is refused", "ends early"])
+def test_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """What the tests above look for would be seen: faulty kernels in the place of stable_topk's cases."""
+    setup = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import faulty_kernels
+from refspec.bench import compile_report, kernel_cases
+compile_report.run_case = faulty_kernels.{fault.replace(" ", "_")}
+compile_report.serve([int(a) for a in sys.argv[1:]])
+"""
+    monkeypatch.setattr(report, "_CHILD", setup)
+    if fault == "ends early":
+        with pytest.raises(ChildProcessError, match=r"compiles links_from_mask ended with status 3: out of registers"):
+            compile_report(["links_from_mask"])
+        return
+    found, refused = compile_report(["links_from_mask"], targets=[80])
+    if fault == "spills":
+        assert refused == []
+        assert found
+        assert all(kernel.spills and kernel.spill_stores > 0 and not kernel.explanation for kernel in found)
+    else:
+        assert found == []
+        assert {failure.operation for failure in refused} == {"links_from_mask"}
+        assert all("arange's range must be a power of 2" in failure.error for failure in refused)
+
+
+def test_without_cuobjdump_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> str:
+        raise ValueError("Triton's package has no cuobjdump")
+
+    monkeypatch.setattr(report, "_cuobjdump", lost)
+    with pytest.raises(ValueError, match="no cuobjdump"):
+        compile_report(["stable_topk"])
+
+
+def test_without_triton_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report.backend, "TRITON_INSTALLED", False)
+    with pytest.raises(ValueError, match="Triton is not installed"):
+        compile_report(["stable_topk"])
