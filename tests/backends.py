@@ -33,7 +33,7 @@ def guarded_outputs() -> Iterator[None]:
         buffers.append(torch.full((torch.Size(size).numel() * dtype.itemsize + 2 * MARGIN,), KNOWN, dtype=torch.uint8))
         return buffers[-1][MARGIN:-MARGIN].view(dtype).view(size)
 
-    def empty(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def empty(*size: int, dtype: torch.dtype = torch.float32, device: torch.device) -> Tensor:
         assert device.type == "cpu"
         return buffer(size, dtype)
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from backends import MARGIN, NONSENSE, among_nonsense
 from torch import Tensor
 
+from refspec.oracle.pool import Pool
 
-class Pool(NamedTuple):
-    """As much of a KV pool as kernels see."""
 
-    layers: list[Tensor]
-
-    def clone(self) -> Pool:
-        """A pool of its own memory, with the same content."""
-        return Pool([layer.clone() for layer in self.layers])
+def copy_of(pool: Pool) -> Pool:
+    """A pool of its own memory, with the same content."""
+    return Pool([layer.clone() for layer in pool.layers])
 
 
 def pool_of(slots: int, *widths: int, dtype: torch.dtype = torch.float32) -> Pool:

@@ -55,7 +55,7 @@ def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int) -> None:
 @needs_interpreter
 def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program then takes in several."""
-    monkeypatch.setattr(import_module("refspec.kernels.assign_extend_cache_locs"), "MOST_PROGRAMS", 4)
+    monkeypatch.setattr(import_module("refspec.kernels.assign_req_to_token"), "MOST_PROGRAMS", 4)
     table = torch.arange(3000).view(2, 1500)
     slots = assign_extend_cache_locs_triton(table, column([1, 0]), column([0, 7]), column([1500, 1290]), 2783)
     assert torch.equal(slots, torch.cat([table[1], table[0, 7:1290]]))

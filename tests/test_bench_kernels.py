@@ -17,7 +17,7 @@ from refspec import kernels
 from refspec.bench import compile_report
 from refspec.bench import kernels as bench
 from refspec.bench.compile_report import Compiled, Refused
-from refspec.bench.kernel_cases import CASES, SERVINGS, Case, Serving, kernel_cases, run_case
+from refspec.bench.kernel_cases import CASES, SERVINGS, Case, Serving, kernel_cases, rows_to_read, run_case
 from refspec.cli import bench_kernels as command
 from refspec.cli.main import app
 from refspec.kernels.backend import TRITON_INSTALLED, interpreting
@@ -88,17 +88,58 @@ def test_bytes_by_hand() -> None:
         cases = kernel_cases(operation, CPU, TINY_SERVINGS[1:])
         return {case.label.removeprefix("b2 k2 S2 N4").strip(): case.bytes for case in cases}
 
-    tree = 8 * 2 * (3 + 3 + 1) + 8 * 2 * 4 * 4  # indices, parents and lengths in; positions and three links out
+    # Indices, the parents that nodes of the second level hang under, and lengths in; positions and three links out.
+    kept = next(kernel_cases("build_tree", CPU, TINY_SERVINGS[1:])).arguments["top_scores_index"].tolist()
+    parents = sum(len({index // 2 for index in row if index >= 2}) for row in kept)
+    assert 0 < parents < 2 * 3
+    tree = 8 * 2 * (3 + 1) + 8 * parents + 8 * 2 * 4 * 4
     assert moved("build_tree") == {
         "full": tree + 4 * (3 + 4) + 4 * (9 + 4),
         "qlen": tree + 2 * 4 * 4,
         "packed": tree + 2 * 4,
     }
     assert moved("stable_topk")["V50"] == 4 * (4 * 50 + (4 + 8) * 2)
-    assert moved("tree_sampling_target_only") == {"V50": 4 * 2 * 50}
+    assert moved("tree_sampling_target_only") == dict.fromkeys(("V50", "V50, one coin"), 4 * 2 * 50)
     attended = (3 + 4) + (9 + 4)
     cache, queries = attended * (2 * 2 * 16 * 2 + 8), 2 * 8 * 4 * 16 * 2
     assert moved("tree_attention")["verify bfloat16 dim 16"] == cache + queries + 2 * 4 * 4 + 3 * 8
+
+
+def test_bytes_by_hand_of_slots_and_rows() -> None:
+    """Two requests of 3 and 9 tokens, S = 2; pages of 1 and of 4; bf16 rows of 2 layers, keys and values, 2 x 16."""
+
+    def moved(operation: str, serving: Serving) -> dict[str, int]:
+        return {case.label.split(" ", 4)[4]: case.bytes for case in kernel_cases(operation, CPU, (serving,))}
+
+    row = 2 * 2 * 2 * 16 * 2
+    # Accepted: 1 and 2 rows. Each moves in and out, and so do its two slots.
+    chain, tree = TINY_SERVINGS
+    assert moved("move_kv_cache", chain) == {"accepted": 3 * 2 * (row + 8), "all nodes": 6 * 2 * (row + 8)}
+    # Step 1 of k = 2: 12 committed slots and 2·2·2 of the branches in; each branch gets its request's, and two more.
+    indptr, places = 8 * (4 + 1), 8 * 2 * 2
+    indices = 8 * (12 + 8) + 8 * (2 * 12 + 8) + indptr + places
+    assert moved("draft_kv_indices", tree) == {"page 1": indices, "page 4": indices}
+    # Contexts of 17 and 79 tokens in pages of 4: tails of 1 and 3, read once, written once for k = 2.
+    assert moved("duplicate_prefix_tail", tree) == {"page 4": (1 + 3) * 2 * (row + 8) + places}
+
+
+@pytest.mark.parametrize(
+    ("coins", "classic", "block"),
+    [
+        ((0.9, 0.9), 2, 2),  # the first falls: p and q there
+        ((0.4, 0.9), 2, 4),  # the first stands alone, or in a block: the row after it is weighed, and found too light
+        ((0.3, 0.9), 2, 2),  # what is weighed is what is drawn from
+        ((0.9, 0.05), 2, 1),  # in a block both stand, and the target's last row is drawn from
+        ((0.3, 0.05), 1, 1),
+    ],
+)
+def test_rows_of_chain_rejection_by_hand(coins: tuple[float, float], classic: int, block: int) -> None:
+    """h_1 = 1/2 and h_2 = 1/9. After the first draft h·p - q leaves .3, so that the first stands up to .3 / .8."""
+    p = torch.tensor([[[0.4, 0.6], [0.8, 0.2], [0.5, 0.5]]])
+    q = torch.tensor([[[0.8, 0.2], [0.1, 0.9]]])
+    drafts = torch.tensor([[0, 0, 1]])
+    assert rows_to_read(drafts, p, q, torch.tensor([coins]), False) == classic
+    assert rows_to_read(drafts, p, q, torch.tensor([coins]), True) == block
 
 
 def test_cases_are_the_same_every_time() -> None:
@@ -210,6 +251,10 @@ def test_compile_report_shows_what_is_wrong_and_its_status_says_so(
     assert result.exit_code == status
     assert sentence in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
+    narrow = CliRunner(env={"COLUMNS": "40"}).invoke(app, ["bench", "kernels", "--compile-report"]).stdout
+    assert "build_tree_kernel MODE=full" in narrow
+    assert "sm_90 80" in " ".join(narrow.split()) or "sm_90 255" in " ".join(narrow.split())
+    assert "…" not in narrow
     document = json.loads(invoke("--compile-report", "--json").stdout)
     assert [kernel["registers"] for kernel in document["kernels"]] == [kernel.registers for kernel in found[0]]
     assert [failure["error"] for failure in document["refused"]] == [failure.error for failure in found[1]]

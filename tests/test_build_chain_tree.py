@@ -27,8 +27,11 @@ def test_TREE_01_a_chain_is_what_the_general_path_makes_of_it(
     lens = torch.tensor(seq_lens, dtype=torch.int64)
     width = n - 1 if n > 2 else 0
     parent_list = torch.arange(-1, width - 1).repeat(len(lens), 1)
-    general = build_tree(parent_list, torch.arange(n - 1).repeat(len(lens), 1), lens, 1, n - 1, n, mode, "torch")
-    for one, other in zip(build_chain_tree(lens, n, mode, backend), general, strict=True):
+    general = build_tree(
+        parent_list, torch.arange(n - 1).repeat(len(lens), 1), lens, 1, n - 1, n, mode, backend="torch"
+    )
+    chain = build_chain_tree(lens, n, mode, seq_lens_sum=sum(seq_lens), backend=backend)
+    for one, other in zip(chain, general, strict=True):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype
 
@@ -37,7 +40,7 @@ def test_TREE_01_a_chain_is_what_the_general_path_makes_of_it(
 def test_TREE_01_by_hand(backend: str) -> None:
     """Steps 3: 4 draft tokens; then 3, which is a chain of 3 nodes."""
     for n in (4, 3):
-        mask, positions, index, child, sibling = build_chain_tree(torch.tensor([5, 0]), n, "qlen", backend)
+        mask, positions, index, child, sibling = build_chain_tree(torch.tensor([5, 0]), n, "qlen", backend=backend)
         assert mask.view(2, n, n).tolist() == [[[c <= row for c in range(n)] for row in range(n)]] * 2
         assert positions.tolist() == [*range(5, 5 + n), *range(n)]
         assert index.tolist() == [[*range(n)], [*range(n, 2 * n)]]
@@ -50,13 +53,13 @@ def test_TREE_01_by_hand(backend: str) -> None:
     ("mode", "mask"), [("full", [True] * 3), ("qlen", [True]), ("packed", [1])], ids=["full", "qlen", "packed"]
 )
 def test_the_root_alone(backend: str, mode: str, mask: list[object]) -> None:
-    outputs = build_chain_tree(torch.tensor([2]), 1, mode, backend)
+    outputs = build_chain_tree(torch.tensor([2]), 1, mode, backend=backend)
     assert [output.tolist() for output in outputs] == [mask, [2], [[0]], [[-1]], [[-1]]]
 
 
 @both_backends
 def test_packed_words_are_little_endian(backend: str) -> None:
-    mask = build_chain_tree(torch.tensor([3]), 10, "packed", backend)[0]
+    mask = build_chain_tree(torch.tensor([3]), 10, "packed", backend=backend)[0]
     words = mask.view(10, 2).tolist()
     assert words[0] == [0b1, 0]
     assert words[7] == [0b11111111, 0]
@@ -93,6 +96,7 @@ def test_TRI_02_nothing_beside_the_buffers_is_touched(mode: str, n: int) -> None
         ((torch.tensor([1]).int(), 2, "qlen"), ValueError, "seq_lens is torch.int32, it must be torch.int64"),
         ((torch.tensor([1, 2, 3])[::2], 2, "qlen"), ValueError, "seq_lens has strides"),
         ((torch.tensor([4, -2]), 2, "full"), ValueError, "seq_lens has entries from -2 to 4"),
+        ((torch.tensor([4, 2]), 2, "full", 5), ValueError, "seq_lens_sum is 5, seq_lens add up to 6"),
     ],
     ids=str,
 )
@@ -100,4 +104,4 @@ def test_bad_arguments_are_named(
     backend: str, arguments: tuple[object, ...], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        build_chain_tree(*arguments, backend)  # type: ignore[arg-type]
+        build_chain_tree(*arguments, backend=backend)  # type: ignore[arg-type]

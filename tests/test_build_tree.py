@@ -66,7 +66,7 @@ def test_as_built_node_by_node(
     )
     trees = [tree_of_kept(*parts) for parts in zip(pools, kept, seq_lens, strict=True)]
 
-    mask, positions, index, child, sibling = build_tree(*arguments, mode, backend)
+    mask, positions, index, child, sibling = build_tree(*arguments, mode, backend=backend)
     assert positions.tolist() == [p for tree in trees for p in tree.positions]
     assert index.tolist() == [list(range(r * n, (r + 1) * n)) for r in range(len(trees))]
     assert child.tolist() == [tree.first_child for tree in trees]
@@ -93,7 +93,14 @@ def mask_rows(mask: torch.Tensor, n: int) -> list[str]:
 def test_TREE_04_one_step(backend: str, seq_len: int) -> None:
     """The parent list is empty: all candidates hang under the root."""
     mask, positions, _, child, sibling = build_tree(
-        torch.zeros(1, 0, dtype=torch.int64), torch.tensor([[0, 1]]), torch.tensor([seq_len]), 2, 1, 3, "qlen", backend
+        torch.zeros(1, 0, dtype=torch.int64),
+        torch.tensor([[0, 1]]),
+        torch.tensor([seq_len]),
+        2,
+        1,
+        3,
+        "qlen",
+        backend=backend,
     )
     assert child.tolist() == [[1, -1, -1]]
     assert sibling.tolist() == [[-1, 2, -1]]
@@ -105,7 +112,7 @@ def test_TREE_04_one_step(backend: str, seq_len: int) -> None:
 def test_TREE_05_a_node_sees_its_ancestors_and_nobody_else(backend: str) -> None:
     """A and B under the root, C under A: B is no concern of C's."""
     mask, positions, _, child, sibling = build_tree(
-        torch.tensor([[-1, 0, 1]]), torch.tensor([[0, 1, 2]]), torch.tensor([7]), 2, 2, 4, "qlen", backend
+        torch.tensor([[-1, 0, 1]]), torch.tensor([[0, 1, 2]]), torch.tensor([7]), 2, 2, 4, "qlen", backend=backend
     )
     assert child.tolist() == [[1, 3, -1, -1]]
     assert sibling.tolist() == [[-1, 2, -1, -1]]
@@ -118,7 +125,7 @@ def test_TREE_01_chain_by_the_general_path(backend: str) -> None:
     """k = 1: with as many nodes as steps + 1, and with one less."""
     for n, chain in ((4, [0, 1, 2]), (3, [0, 1])):
         mask, positions, _, child, sibling = build_tree(
-            torch.tensor([[-1, 0, 1]]), torch.tensor([chain]), torch.tensor([5]), 1, 3, n, "qlen", backend
+            torch.tensor([[-1, 0, 1]]), torch.tensor([chain]), torch.tensor([5]), 1, 3, n, "qlen", backend=backend
         )
         assert child.tolist() == [[*range(1, n), -1]]
         assert sibling.tolist() == [[-1] * n]
@@ -133,7 +140,7 @@ def test_no_requests(backend: str, mode: str, dtype: torch.dtype, topk: int, ste
     width = topk * (steps - 1) + 1 if steps > 1 else 0
     none = torch.zeros(0, width, dtype=torch.int64)
     no_kept, no_lens = torch.zeros(0, n - 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    mask, positions, *links = build_tree(none, no_kept, no_lens, topk, steps, n, mode, backend)
+    mask, positions, *links = build_tree(none, no_kept, no_lens, topk, steps, n, mode, backend=backend)
     assert (mask.shape, mask.dtype) == ((0,), dtype)
     assert (positions.shape, positions.dtype) == ((0,), torch.int64)
     assert [(t.shape, t.dtype) for t in links] == [((0, n), torch.int64)] * 3
@@ -149,7 +156,7 @@ def test_the_root_alone(backend: str) -> None:
         2,
         1,
         "full",
-        backend,
+        backend=backend,
     )
     assert mask.tolist() == [True] * 4
     assert positions.tolist() == [2, 0]
@@ -200,7 +207,24 @@ def test_TRI_05_places_in_a_full_mask_pass_2_to_the_31(seq_len: int) -> None:
 
 def test_TRI_05_the_size_of_a_full_mask_is_not_cut_to_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "ones", lambda size, **_: size)
-    assert new_mask(torch.full((64,), 1_000_000), 64, "full") == 64 * 64 * (1_000_000 + 64)
+    assert new_mask(torch.full((64,), 1_000_000), 64, "full", None) == 64 * 64 * (1_000_000 + 64)
+
+
+@both_backends
+@pytest.mark.parametrize("mode", ["full", "qlen", "packed"])
+def test_who_says_what_the_lengths_add_up_to_gets_the_same(mode: str, backend: str) -> None:
+    tree = a_tree(seq_lens=torch.tensor([7]), mask_mode=mode, backend=backend)
+    for one, other in zip(build_tree(**tree), build_tree(**tree, seq_lens_sum=7), strict=True):  # type: ignore[arg-type]
+        assert torch.equal(one, other)
+
+
+@needs_interpreter
+def test_nobody_waits_for_the_size_of_a_full_mask_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where values are not looked at: no sum of lengths is asked of the device."""
+    monkeypatch.setattr(torch.Tensor, "sum", None)
+    assert len(new_mask(torch.tensor([7, 2]), 4, "full", 9)) == 4 * (9 + 8)
+    with pytest.raises(TypeError):
+        new_mask(torch.tensor([7, 2]), 4, "full", None)
 
 
 def test_unknown_mask_mode_is_refused() -> None:
@@ -254,6 +278,9 @@ def a_tree(**changed: object) -> dict[str, object]:
         ({"parent_list": torch.tensor([[0, 0, 1]])}, ValueError, "parent_list hangs a candidate"),
         ({"parent_list": torch.tensor([[-1, 2, 1]])}, ValueError, "parent_list hangs a candidate"),
         ({"parent_list": torch.tensor([[-1, -1, 1]])}, ValueError, "parent_list hangs a candidate"),
+        ({"seq_lens_sum": 6}, ValueError, "seq_lens_sum is 6, seq_lens add up to 7"),
+        ({"seq_lens_sum": -1}, ValueError, "seq_lens_sum is -1"),
+        ({"seq_lens": [7]}, TypeError, "seq_lens is list, it must be a tensor"),
     ],
     ids=str,
 )

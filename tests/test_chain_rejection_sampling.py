@@ -6,12 +6,13 @@ import random
 
 import pytest
 import torch
+from backends import among_nonsense, both_backends, guarded_outputs, needs_interpreter
 
 from refspec.kernels import chain_rejection_sampling
+from refspec.kernels.chain_rejection_sampling import chain_rejection_sampling_triton
 from refspec.oracle.operation import SMALL, Size
 from refspec.oracle.operations.chain_rejection_sampling import OPERATION, case, edges, in_float64
 
-BACKENDS = pytest.mark.parametrize("backend", ["torch", "triton"])
 RULES = pytest.mark.parametrize("block", [False, True])
 
 
@@ -32,7 +33,7 @@ def one_draft(
     return int(accepted), int(predict[accepted])
 
 
-@BACKENDS
+@both_backends
 @RULES
 def test_VER_07_what_is_left_is_divided_by_its_sum(block: bool, backend: str) -> None:
     # p - q leaves .4 0 0: token 0, whatever the coin.
@@ -45,7 +46,7 @@ def test_VER_07_what_is_left_is_divided_by_its_sum(block: bool, backend: str) ->
     assert drawn == [(0, 0), (0, 0), (0, 1), (0, 1)]
 
 
-@BACKENDS
+@both_backends
 @RULES
 def test_VER_07_equal_laws_accept_always(block: bool, backend: str) -> None:
     """p == q, with the largest coin there is; rows with zeros; then the drawn token has a probability."""
@@ -59,7 +60,7 @@ def test_VER_07_equal_laws_accept_always(block: bool, backend: str) -> None:
         assert bool((inputs["target_probs"][:, 5].gather(1, drawn[:, None]) > 0).all())
 
 
-@BACKENDS
+@both_backends
 @RULES
 def test_VER_07_nothing_left_draws_from_the_target(block: bool, backend: str) -> None:
     """Rows that rounding left short: q is p and a bit. The draft falls, and nothing of p is left over."""
@@ -69,7 +70,7 @@ def test_VER_07_nothing_left_draws_from_the_target(block: bool, backend: str) ->
     assert one_draft(p, q, 1, 0.9, 0.5, block, backend) == (0, 2)
 
 
-@BACKENDS
+@both_backends
 @RULES
 def test_VER_08_the_draft_law_of_a_greedy_draft_is_one_hot(block: bool, backend: str) -> None:
     """p = .5 .5, token 0 drafted always: it is accepted for half of all coins, and otherwise 1 is drawn."""
@@ -81,7 +82,7 @@ def test_VER_08_the_draft_law_of_a_greedy_draft_is_one_hot(block: bool, backend:
     assert accepted == [1, 0]
 
 
-@BACKENDS
+@both_backends
 @RULES
 def test_VER_22_the_draft_law_belongs_to_its_row(block: bool, backend: str) -> None:
     """Draft = target, three requests with different rows: all is accepted; with rows of the neighbour it is not."""
@@ -94,16 +95,16 @@ def test_VER_22_the_draft_law_belongs_to_its_row(block: bool, backend: str) -> N
     assert OPERATION.ours(wrong_step, backend)["accept_token_num"].tolist() != [4, 4, 4]
 
 
-@BACKENDS
+@both_backends
 @RULES
-def test_intervals_are_half_open(block: bool, backend: str) -> None:
+def test_VER_04_intervals_are_half_open(block: bool, backend: str) -> None:
     """A token that the target never says is rejected even by the coin 0; a coin on the border is outside."""
     assert one_draft([0.0, 1.0], [0.5, 0.5], 0, 0.0, 0.0, block, backend) == (0, 1)
     assert one_draft([0.25, 0.75], [0.5, 0.5], 0, 0.5, 0.0, block, backend)[0] == 0
     assert one_draft([0.25, 0.75], [0.5, 0.5], 0, 0.4999, 0.0, block, backend)[0] == 1
 
 
-@BACKENDS
+@both_backends
 @RULES
 @pytest.mark.parametrize("q", [float("nan"), -0.5, float("inf"), 1.5, 0.0])
 def test_what_is_no_probability_cannot_be_accepted(q: float, block: bool, backend: str) -> None:
@@ -111,7 +112,7 @@ def test_what_is_no_probability_cannot_be_accepted(q: float, block: bool, backen
     assert one_draft([0.0, 1.0], [0.0, q], 1, 0.1, 0.5, block, backend) == (0, 1)
 
 
-@BACKENDS
+@both_backends
 def test_block_accepts_what_the_classic_rule_rejects(backend: str) -> None:
     """The first draft is unlikely (p/q = 1/2), the second makes up for it (p/q = 2): together they stand."""
     target = torch.tensor([[[0.4, 0.6], [0.8, 0.2], [0.5, 0.5]]])
@@ -121,7 +122,7 @@ def test_block_accepts_what_the_classic_rule_rejects(backend: str) -> None:
     assert chain_rejection_sampling(*arguments, True, backend)[2].tolist() == [2]
 
 
-@BACKENDS
+@both_backends
 def test_block_draws_from_what_is_left_after_the_prefix(backend: str) -> None:
     """h_1 = 1/2; in the next row max(h·p - q, 0) leaves .3 for token 0 alone, so one draft stands up to 3/8."""
     target = torch.tensor([[[0.4, 0.6, 0.0], [0.8, 0.1, 0.1], [1.0, 0.0, 0.0]]])
@@ -135,13 +136,13 @@ def test_block_draws_from_what_is_left_after_the_prefix(backend: str) -> None:
         assert predict.tolist() == ([0, 0, 0] if accepted else [1, 0, 0])
 
 
+@both_backends
 @pytest.mark.parametrize("label", edges())
-def test_edges(label: str) -> None:
+def test_edges(label: str, backend: str) -> None:
     expected, _ = in_float64(edges()[label])
-    for backend in ("torch", "triton"):
-        for name, x in OPERATION.ours(edges()[label], backend).items():
-            assert x.dtype == torch.int32
-            assert torch.equal(x, expected[name]), (backend, name)
+    for name, x in OPERATION.ours(edges()[label], backend).items():
+        assert x.dtype == torch.int32
+        assert torch.equal(x, expected[name]), name
 
 
 def test_as_one_after_the_other_in_float64() -> None:
@@ -157,6 +158,22 @@ def test_as_one_after_the_other_in_float64() -> None:
     assert compared > 100
 
 
+@needs_interpreter
+@RULES
+@pytest.mark.parametrize("size", [1, 5, 7, 8, 9, 33])
+def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int, block: bool) -> None:
+    """Rows of `size` probabilities, chains of `size` nodes."""
+    inputs = case(random.Random(size), 3, size - 1, size, "near") | {"block_verification": block}
+    expected, border = in_float64(inputs)
+    assert not border
+    guarded = {name: among_nonsense(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+    with guarded_outputs():
+        outputs = chain_rejection_sampling_triton(**guarded)
+    for x, right in zip(outputs, expected.values(), strict=True):
+        assert torch.equal(x, right)
+
+
+@needs_interpreter
 def test_triton_as_torch() -> None:
     rng = random.Random(2)
     for _ in range(30):
@@ -166,7 +183,7 @@ def test_triton_as_torch() -> None:
             assert torch.equal(x, expected[name]) or OPERATION.borderline(inputs), name
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -192,3 +209,22 @@ def test_arguments_are_checked_before_a_launch(name: str, value: object, message
     }
     with pytest.raises(ValueError, match=message):
         chain_rejection_sampling(**{**arguments, name: value}, backend=backend)
+
+
+@needs_interpreter
+def test_block_sums_no_row_that_nobody_will_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all drafts stand that is every row but the last; where the last draft falls, the last."""
+    allocated: list[torch.Tensor] = []
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, **kind: allocated.append(empty(*size, **kind).fill_(7)) or allocated[-1]
+    )
+    p = torch.tensor([0.5, 0.5]).expand(2, 4, 2).contiguous()
+    coins = torch.tensor([[0.0, 0.0, 0.999], [0.0, 0.0, 0.0]])
+    q = torch.stack([torch.tensor([0.6, 0.4]), torch.tensor([0.5, 0.5])])[:, None].expand(2, 3, 2).contiguous()
+    _, _, accepted = chain_rejection_sampling_triton(
+        torch.zeros(2, 4, dtype=torch.int64), p, q, coins, torch.zeros(2), block_verification=True
+    )
+    assert accepted[1] == 3
+    (sums,) = (x for x in allocated if x.dim() == 4)
+    assert (sums != 7).all(-1).all(-1).tolist() == [[True, True, True, False], [False, False, False, True]]

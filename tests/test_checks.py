@@ -9,7 +9,15 @@ import sys
 import pytest
 import torch
 
-from refspec.kernels.checks import check_bounds, check_size, check_tensor, check_values, values_are_checked
+from refspec.kernels.checks import (
+    check_bounds,
+    check_flag,
+    check_number,
+    check_size,
+    check_tensor,
+    check_values,
+    values_are_checked,
+)
 
 CUDA = torch.device("cuda", 0)
 
@@ -51,6 +59,34 @@ def test_sizes() -> None:
     for wrong in (1.0, True, None, torch.tensor(1)):
         with pytest.raises(TypeError, match=r"topk is .*, it must be an int"):
             check_size("topk", wrong)
+
+
+def test_numbers_and_flags() -> None:
+    check_number("scale", 0.5)
+    check_number("threshold", 1, 0, 1)
+    check_flag("reuse_coin", False)
+    for value in (1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"threshold is .*, it must be from 0 to 1"):
+            check_number("threshold", value, 0, 1)
+    for wrong in ("x", None, True, 1j, torch.tensor(0.5)):
+        with pytest.raises(TypeError, match=r"scale is .*, it must be a number"):
+            check_number("scale", wrong)
+    for wrong in ("no", 0, None, torch.tensor(True)):
+        with pytest.raises(TypeError, match=r"reuse_coin is .*, it must be a bool"):
+            check_flag("reuse_coin", wrong)
+
+
+def test_rows_may_lie_apart_but_not_overlap() -> None:
+    check_tensor("x", torch.zeros(3, 8)[:, :5], (3, 5), torch.float32, rows_may_lie_apart=True)
+    for overlapping in (torch.zeros(1, 5).expand(3, 5), torch.zeros(9).as_strided((3, 5), (2, 1))):
+        with pytest.raises(ValueError, match="each row must be contiguous and apart from others"):
+            check_tensor("x", overlapping, (3, 5), torch.float32, rows_may_lie_apart=True)
+
+
+def test_a_view_that_stands_for_other_numbers_is_named() -> None:
+    for view in (torch.zeros(2, dtype=torch.complex64).conj(), torch.zeros(2, dtype=torch.complex64).conj().imag):
+        with pytest.raises(ValueError, match="x is a view that stands for other numbers"):
+            check_tensor("x", view, (2,), (torch.complex64, torch.float32))
 
 
 def test_bounds_name_the_extremes() -> None:

@@ -78,6 +78,22 @@ def test_a_broken_torch(code: str, tmp_path: Path) -> None:
     assert ask(fakes=tmp_path).stdout.endswith("to be mended first: torch\n")
 
 
+@pytest.mark.parametrize("pythonpath", [None, ""])
+def test_a_learners_files_in_the_current_folder_are_none_of_ours(
+    pythonpath: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "numpy", "triton", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a learner wrote this')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "PROBES", dict.fromkeys(("torch", "triton")))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if pythonpath is not None:
+        monkeypatch.setenv("PYTHONPATH", pythonpath)
+    answers = doctor._ask_child()
+    assert answers["torch"]["version"] == torch.__version__
+    assert "a learner wrote this" not in str(answers)
+
+
 def test_no_torch_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def probe() -> dict[str, Any]:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
@@ -137,12 +153,18 @@ def test_a_gpu() -> None:
 
 def test_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert doctor._check_triton({"version": "3.7.1"}).found == "3.7.1; interpreter mode (TRITON_INTERPRET) is on"
+    found = {"version": "3.7.1"}
+    without, gpu = {"devices": []}, {"devices": ["H200"]}
+    assert doctor._check_triton(found, without).found == "3.7.1; without a GPU its kernels run in the interpreter"
+    assert doctor._check_triton(found, gpu).found == "3.7.1; TRITON_INTERPRET=1 has its kernels interpreted"
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert doctor._check_triton(found, without).found.endswith("TRITON_INTERPRET=0 forbids the interpreter")
+    assert doctor._check_triton(found, gpu).found == "3.7.1; its kernels run on the GPU"
     missing = {"error": "not installed (no module triton)"}
     monkeypatch.setattr("sys.platform", "linux")
-    assert doctor._check_triton(missing).remedy == "pip install triton"
+    assert doctor._check_triton(missing, without).remedy == "pip install triton"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "Linux only" in doctor._check_triton(missing).found
+    assert "Linux only" in doctor._check_triton(missing, without).found
 
 
 def test_the_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from test_cli import run
 from test_oracle_check import OPERATION, SOUND
 from test_oracle_wheel import FILES, KERNEL, Wheel, made_up_wheel
 
+from refspec.cli import oracle
 from refspec.oracle import check, wheel
+from refspec.oracle.opinions import OPINIONS
 
 
 @pytest.fixture
@@ -85,6 +89,10 @@ def test_a_wheel_that_is_brought_and_then_damaged(file: Path, tmp_path: Path) ->
 
 
 def test_a_wheel_that_is_not_there_or_not_the_one(file: Path, pinned: Wheel) -> None:
+    result = run("oracle", "fetch", "--wheel", "")
+    assert (result.status, result.err) == (2, "refspec: --wheel needs the name of a wheel's file\n")
+    result = run("oracle", "fetch", "--wheel", "/dev/zero")
+    assert (result.status, result.err) == (1, "refspec: /dev/zero: not a regular file\n")
     result = run("oracle", "fetch", "--wheel", file.with_name("none.whl"))
     assert result.status == 1
     assert result.err == f"refspec: {file.with_name('none.whl')}: No such file or directory\n"
@@ -103,7 +111,9 @@ def test_check_reports_what_differs_and_what_fails(made_up: str, file: Path) -> 
     result = run("oracle", "check", "--cases", "2", "--seed", "3", "--jobs", "1")
     assert (result.status, result.err) == (1, "")
     words = " ".join(result.out.split())
-    assert "operation cases torch pret pret differ line asked made_up 6 6 5/6 6 1 0 0" in words
+    assert "operation cases CPU CPU CPU differ borderline asked 5 made_up 6 6 of 6 6 1 0 0" in words
+    for word in ("torch, triton, sglang", "differ", "borderline", "not asked"):
+        assert f"{word}: cases " in words
     assert (
         "made_up, case it's one: torch and sglang-interpret differ in y at (0,): 2 against 7 "
         "refspec oracle check made_up --seed 3 --case" in words
@@ -129,6 +139,52 @@ def test_check_reports_what_differs_and_what_fails(made_up: str, file: Path) -> 
     }
 
 
+def report(*opinions: str) -> check.OperationReport:
+    report = check.OperationReport("align_evict_mask_to_page_size", "", 0, cases=2126)
+    report.opinions = {name: check.Count(2126) for name in opinions}
+    report.opinions["triton-interpret"] = check.Count(2125, failed=1)
+    return report
+
+
+def shown(columns: int, report: check.OperationReport) -> list[str]:
+    console = Console(width=columns, file=StringIO(), highlight=False)
+    oracle._show_reports(console, [report])
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_the_table_at_80_columns_has_whole_words() -> None:
+    assert list(oracle.HEADINGS) == list(OPINIONS)
+    lines = shown(80, report("torch", "triton-interpret", "sglang-interpret"))
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["torch", "triton", "sglang", "not"]
+    assert lines[1].split() == ["operation", "cases", "CPU", "CPU", "CPU", "differ", "borderline", "asked"]
+    assert lines[3].split() == "align_evict_mask_to_page_size 2126 2126 of 2126 2126 0 0 0".split()
+
+
+@pytest.mark.parametrize(
+    ("columns", "opinions"), [(40, list(OPINIONS)[:2]), (80, list(OPINIONS)), (200, list(OPINIONS))]
+)
+def test_where_the_table_has_no_room_lines_tell_the_same(columns: int, opinions: list[str]) -> None:
+    lines = shown(columns, report(*opinions))
+    assert max(map(len, lines)) <= columns
+    words = " ".join(" ".join(lines).split())
+    assert "…" not in words
+    if columns == 200:
+        assert lines[1].split()[2:8] == ["CPU", "CPU", "GPU", "CPU", "GPU", "GPU"]
+    else:
+        assert "align_evict_mask_to_page_size: 2126 cases answered: torch 2126, triton-interpret 2125 of 2126" in words
+        assert "differ 0, borderline 0, not asked 0" in words
+
+
+def test_a_damaged_wheel_is_a_reason(made_up: str, file: Path, tmp_path: Path) -> None:
+    run("oracle", "fetch", "--wheel", file)
+    (tmp_path / "cache" / "sglang" / "1.0" / KERNEL).write_text("")
+    result = run("oracle", "check", made_up, "--case", "it's one", "--jobs", "1")
+    reason = f"refspec oracle fetch; 1.0 is damaged: {KERNEL} is not what the wheel holds"
+    assert f"not run: sglang-interpret: the wheel of SGLang 1.0 is not ready: {reason}\n" in result.out
+
+
 def test_one_case_shows_its_inputs_and_without_the_wheel_ours_are_compared(made_up: str) -> None:
     result = run("oracle", "check", made_up, "--case", "it's one", "--jobs", "1")
     assert (result.status, result.err) == (0, "")
@@ -141,9 +197,11 @@ def test_one_case_shows_its_inputs_and_without_the_wheel_ours_are_compared(made_
     ("arguments", "status", "words"),
     [
         (["--case", "small-1"], 2, "--case names a case of one operation: refspec oracle check OP --case LABEL"),
-        (["no_such"], 1, "there is no operation 'no_such'; those that can be checked: align_evict_mask"),
-        (["assign_req_to_token", "--case", "tiny-1"], 1, "assign_req_to_token has no case 'tiny-1'; it has "),
+        (["no_such"], 2, "there is no operation 'no_such'; those that can be checked: align_evict_mask"),
+        (["assign_req_to_token", "--case", "tiny-1"], 2, "assign_req_to_token has no case 'tiny-1'; it has "),
         (["--cases", "-1"], 2, "Invalid value for '--cases'"),
+        (["--seed", "99999999999999999999999999"], 2, "Invalid value for '--seed'"),
+        (["--seed", "-1"], 2, "Invalid value for '--seed'"),
         (["--jobs", "0"], 2, "Invalid value for '--jobs'"),
     ],
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
+from refspec import kernels
 from refspec.bench import compile_report as report
 from refspec.bench.compile_report import TARGETS, Compiled, Refused, compile_report
 from refspec.bench.kernel_cases import CASES
@@ -29,6 +32,17 @@ def test_every_operation_has_kernels_for_the_target(
 ) -> None:
     assert {kernel.operation for kernel in compiled[0] if kernel.target == target} == set(CASES)
     assert all(kernel.registers > 0 for kernel in compiled[0])
+
+
+def test_every_kernel_that_is_launched_is_compiled(compiled: tuple[list[Compiled], list[Refused]]) -> None:
+    launched = {name for file in Path(kernels.__file__).parent.glob("*.py") for name in launches_in(file.read_text())}
+    assert len(launched) > len(CASES)
+    assert launched == {kernel.kernel for kernel in compiled[0]}
+
+
+def launches_in(source: str) -> list[str]:
+    """The kernels that are launched, by the names that the report gives them."""
+    return [name.strip("_") for name in re.findall(r"\b(_\w+_kernel)\[", source)]
 
 
 def test_none_spills_without_a_reason(compiled: tuple[list[Compiled], list[Refused]]) -> None:
@@ -64,6 +78,16 @@ compile_report.serve([int(a) for a in sys.argv[1:]])
         assert found == []
         assert {failure.operation for failure in refused} == {"links_from_mask"}
         assert all("arange's range must be a power of 2" in failure.error for failure in refused)
+
+
+def test_a_learners_files_in_the_current_folder_are_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('a learner wrote this')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    found, _ = compile_report(["links_from_mask"], targets=[80])
+    assert found
 
 
 def test_without_cuobjdump_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

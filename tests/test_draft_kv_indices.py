@@ -67,7 +67,7 @@ def test_one_branch_needs_no_num_steps_and_several_do(backend: str) -> None:
 @needs_interpreter
 def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of up to `size` tokens; 512 slots are one block, and programs take in several of them."""
-    monkeypatch.setattr(import_module("refspec.kernels.draft_kv_indices"), "MOST_PROGRAMS", 8)
+    monkeypatch.setattr(import_module("refspec.kernels.assign_req_to_token"), "MOST_PROGRAMS", 8)
     topk, step, num_steps, page_size = 2, 1, 3, 4
     lens = torch.tensor([size, 0, size // 2])
     table, rows = torch.arange(3 * (size + 20)).view(3, -1), torch.tensor([2, 0, 1])

@@ -6,13 +6,15 @@ import random
 
 import pytest
 import torch
+from backends import among_nonsense, both_backends, guarded_outputs, needs_interpreter
+from pools import assert_rim_untouched
 from torch import Tensor
 
 from refspec.kernels import draft_topk1
+from refspec.kernels.draft_topk1 import draft_topk1_triton
 from refspec.oracle.operation import SMALL
 from refspec.oracle.operations.draft_topk1 import OPERATION, edges
 
-BACKENDS = pytest.mark.parametrize("backend", ["torch", "triton"])
 NAN, INF = float("nan"), float("inf")
 
 
@@ -21,7 +23,7 @@ def best(logits: Tensor, backend: str) -> list[int]:
     return index.flatten().tolist()
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize(
     ("row", "index"),
     [
@@ -42,7 +44,7 @@ def test_VER_02_ties_go_to_the_lowest_and_nan_loses(row: list[float], index: int
     assert best(torch.tensor([row]), backend) == [index]
 
 
-@BACKENDS
+@both_backends
 def test_what_is_returned_and_what_is_changed(backend: str) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 2.0, 1.0]])
     positions, draft_tokens = torch.tensor([7, 40]), torch.full((2, 4), -1)
@@ -53,7 +55,7 @@ def test_what_is_returned_and_what_is_changed(backend: str) -> None:
     assert draft_tokens.tolist() == [[-1, -1, 1, -1], [-1, -1, 0, -1]]
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("vocab", [1, 33, 1000, 2048, 2049, 5000])
 def test_any_dtype_and_vocabulary(vocab: int, dtype: torch.dtype, backend: str) -> None:
@@ -63,7 +65,7 @@ def test_any_dtype_and_vocabulary(vocab: int, dtype: torch.dtype, backend: str) 
     assert best(logits, backend) == expected
 
 
-@BACKENDS
+@both_backends
 def test_the_logits_of_a_padded_head(backend: str) -> None:
     """What lies behind the vocabulary is larger, and is not looked at."""
     padded = torch.full((3, 40), 100.0)
@@ -76,6 +78,7 @@ def test_the_logits_of_a_padded_head(backend: str) -> None:
     assert bool((block[:, [0, 2, 3, 4, 5]] == -1).all())
 
 
+@needs_interpreter
 @pytest.mark.parametrize("label", edges())
 def test_edges(label: str) -> None:
     outputs, expected = (OPERATION.ours(edges()[label], backend) for backend in ("triton", "torch"))
@@ -84,6 +87,25 @@ def test_edges(label: str) -> None:
         assert torch.equal(x, expected[name]), name
 
 
+@needs_interpreter
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [1, 5, 7, 8, 9, 33, 2048, 2049])
+def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int, dtype: torch.dtype) -> None:
+    """Rows of `size` logits, the last of which is the best, and blocks whose last column is written."""
+    logits = among_nonsense(torch.arange(size).repeat(3, 1).to(dtype) - 4096)
+    positions, draft_tokens = among_nonsense(torch.tensor([4, 5, 6])), among_nonsense(torch.full((3, 5), -1))
+    with guarded_outputs():
+        topk_p, topk_index = draft_topk1_triton(logits, positions, draft_tokens, 4)
+    best = logits[0].argmax().item()
+    assert topk_p.tolist() == [[1.0]] * 3
+    assert topk_index.tolist() == [[best]] * 3
+    assert positions.tolist() == [5, 6, 7]
+    assert draft_tokens.tolist() == [[-1, -1, -1, -1, best]] * 3
+    for x in (logits, positions, draft_tokens):
+        assert_rim_untouched(x)
+
+
+@needs_interpreter
 def test_triton_as_torch() -> None:
     for seed in range(60):
         outputs, expected = (
@@ -93,7 +115,7 @@ def test_triton_as_torch() -> None:
             assert torch.equal(x, expected[name]), name
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -9,10 +9,11 @@ import torch
 from backends import among_nonsense, both_backends, needs_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import Pool, assert_rim_untouched, pool_of
+from pools import assert_rim_untouched, copy_of, pool_of
 
 from refspec.kernels import assign_draft_cache_locs, duplicate_prefix_tail
 from refspec.kernels.duplicate_prefix_tail import duplicate_prefix_tail_triton
+from refspec.oracle.pool import Pool
 
 
 def column(values: list[int]) -> torch.Tensor:
@@ -25,7 +26,7 @@ def expected_layers(
     """Slot by slot: what stands `offset` positions before a branch's first step is a copy of the committed token as
     far before the end.
     """
-    layers = before.clone().layers
+    layers = copy_of(before).layers
     own = assign_draft_cache_locs(table, column(rows), column(seq_lens), topk, num_steps, page_size, "torch")
     first = own.view(-1, topk, num_steps)[:, :, 0].tolist()
     for r, (row, seq_len) in enumerate(zip(rows, seq_lens, strict=True)):
@@ -71,7 +72,7 @@ def test_copies_stand_before_each_branchs_first_step(
 def test_PAGE_01_each_branch_starts_with_copies_of_positions_8_and_9(backend: str) -> None:
     """Page 4, length 10, two branches of three steps. The table maps position p to slot p + 4."""
     table, pool = torch.arange(4, 28).view(1, 24), pool_of(28, 3, 5)
-    before = pool.clone()
+    before = copy_of(pool)
     duplicate_prefix_tail(pool, table, column([0]), column([10]), 2, 3, 4, backend)
     for layer, old in zip(pool.layers, before.layers, strict=True):
         changed = [slot for slot in range(28) if not torch.equal(layer[slot], old[slot])]
@@ -98,7 +99,7 @@ def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int) -> None:
 @both_backends
 def test_a_row_wider_than_one_program_holds(backend: str) -> None:
     table, pool = torch.arange(24).view(1, 24), pool_of(24, 5000)
-    before = pool.clone()
+    before = copy_of(pool)
     duplicate_prefix_tail(pool, table, column([0]), column([10]), 2, 3, 4, backend)
     assert torch.equal(pool.layers[0][16:18], before.layers[0][8:10])
 
@@ -113,7 +114,7 @@ def test_SEQ_08_nothing_to_copy(
 ) -> None:
     """No requests, nothing committed, full pages, one branch, pages of one token, a pool without layers."""
     table, pool = torch.arange(60).view(1, 60), pool_of(60, *widths)
-    before = pool.clone()
+    before = copy_of(pool)
     rows = column([0] * len(seq_lens))
     duplicate_prefix_tail(pool, table, rows, column(seq_lens), topk, 3, page_size, backend)
     assert all(torch.equal(ours, old) for ours, old in zip(pool.layers, before.layers, strict=True))

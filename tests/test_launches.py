@@ -1,19 +1,21 @@
-"""Every dispatcher counts its launches, and refuses a backend that is not there."""
+"""Every dispatcher counts its launches, takes no rows, and refuses a backend that is not there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from backends import both_backends
 
 from refspec import kernels
 
 NONE = torch.zeros(0, dtype=torch.int64)
 NONE_BY_TWO = torch.zeros(0, 2, dtype=torch.int64)
 
-CALLS: dict[str, Callable[..., object]] = {
+CALLS: dict[str, Callable[..., Any]] = {
     "align_evict_mask_to_page_size": lambda **b: kernels.align_evict_mask_to_page_size(
         NONE, NONE_BY_TWO.bool(), 4, **b
     ),
@@ -37,7 +39,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "move_kv_cache": lambda **b: kernels.move_kv_cache(SimpleNamespace(layers=[]), NONE, NONE, **b),
     "padded_extend_inputs": lambda **b: kernels.padded_extend_inputs(NONE, NONE.int(), NONE.int(), 4, **b),
     "ragged_extend_inputs": lambda **b: kernels.ragged_extend_inputs(NONE, NONE.int(), NONE.int(), **b),
-    "stable_topk": lambda **b: kernels.stable_topk(torch.rand(2, 3), 2, **b),
+    "stable_topk": lambda **b: kernels.stable_topk(torch.zeros(0, 3), 2, **b),
     "tree_attention": lambda **b: kernels.tree_attention(
         *[torch.zeros(0, 1, 2)] * 3, torch.zeros(1).long(), NONE, NONE.bool(), 1.0, **b
     ),
@@ -47,9 +49,43 @@ CALLS: dict[str, Callable[..., object]] = {
     "verify_tree_greedy": lambda **b: kernels.verify_tree_greedy(*[NONE_BY_TWO] * 5, 1, **b),
 }
 
+B, I32, I64, F32 = torch.bool, torch.int32, torch.int64, torch.float32
+TREE = [((0,), B), ((0,), I64), *[((0, 2), I64)] * 3]
+WALK = [((0,), I32), ((0, 2), I32), ((0,), I32)]
+RETURNS: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
+    "align_evict_mask_to_page_size": [],
+    "assign_draft_cache_locs": [((0,), I64)],
+    "assign_extend_cache_locs": [((0,), I64)],
+    "assign_req_to_token": [],
+    "build_chain_tree": TREE,
+    "build_tree": TREE,
+    "chain_rejection_sampling": WALK,
+    "compact_to_front": [((0, 2), I64)],
+    "draft_kv_indices": [((1,), I64), ((0,), I64)],
+    "draft_topk1": [((0, 1), F32), ((0, 1), I64)],
+    "duplicate_prefix_tail": [],
+    "links_from_mask": [((0, 2), I64)] * 3,
+    "move_kv_cache": [],
+    "padded_extend_inputs": [((0,), I64)] * 3,
+    "ragged_extend_inputs": [((0,), I64)] * 3,
+    "stable_topk": [((0, 2), F32), ((0, 2), I64)],
+    "tree_attention": [((0, 1, 2), F32)],
+    "tree_sampling_target_only": WALK,
+    "verify_tree_greedy": WALK,
+}
+
 
 def test_every_operation_of_the_package_is_tried_here() -> None:
-    assert set(CALLS) | {"launches"} == set(kernels.__all__)
+    assert set(CALLS) | {"launches"} == set(RETURNS) | {"launches"} == set(kernels.__all__)
+
+
+@both_backends
+@pytest.mark.parametrize("operation", CALLS)
+def test_SEQ_08_no_rows_give_empty_outputs_of_the_right_shape_and_dtype(operation: str, backend: str) -> None:
+    returned = CALLS[operation](backend=backend)
+    outputs = [returned] if isinstance(returned, torch.Tensor) else list(returned or [])
+    assert [(tuple(x.shape), x.dtype) for x in outputs] == RETURNS[operation]
+    assert all(not x.any() for x in outputs)
 
 
 @pytest.mark.parametrize("operation", CALLS)

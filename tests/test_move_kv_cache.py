@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from importlib import import_module
 from itertools import groupby, permutations
 from typing import Any
 
@@ -15,14 +16,16 @@ import torch
 from backends import both_backends, needs_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import Pool, assert_rim_untouched, pool_of
+from pools import assert_rim_untouched, copy_of, pool_of
 
 from refspec.kernels import move_kv_cache
 from refspec.kernels.backend import TRITON_INSTALLED
 from refspec.kernels.move_kv_cache import FEW, layer_table
 from refspec.memory.kv_pool import KVLayout, MHATokenToKVPool
+from refspec.oracle.pool import Pool
 
 CPU = torch.device("cpu")
+MODULE = import_module("refspec.kernels.move_kv_cache")  # the package has the function under this name
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 
 
@@ -56,12 +59,40 @@ def test_PAGE_05_a_row_that_is_still_to_be_read_is_not_overwritten(
 
 
 @both_backends
+def test_PAGE_07_any_kind_of_pool_moves_or_is_refused_before_anything_is_moved(backend: str) -> None:
+    """Keys beside values, one latent row, a latent row and an index, layers that differ; then what cannot be moved:
+    slots within heads, layers with slots of their own.
+    """
+    kinds = {
+        "MHA": [torch.rand(6, 2, 3, 8), torch.rand(6, 2, 3, 8)],
+        "MLA": [torch.rand(6, 1, 40).bfloat16()],
+        "DSA": [torch.rand(6, 1, 40).bfloat16(), torch.randint(256, (6, 33)).to(torch.uint8)],
+        "hybrid": [torch.rand(6, 2, 3, 8), torch.rand(6, 2, 1, 16)],
+    }
+    for name, layers in kinds.items():
+        before = [layer.clone() for layer in layers]
+        move_kv_cache(Pool(layers), column([1, 2]), column([2, 5]), backend)
+        for layer, old in zip(layers, before, strict=True):
+            assert torch.equal(layer, old[[0, 2, 5, 3, 4, 5]]), name
+    by_head = torch.rand(3, 6, 8).transpose(0, 1)  # (slots, heads, dim), with a head's slots side by side
+    own_slots = [torch.rand(6, 8), torch.rand(4, 8)]
+    for layers, message in (
+        ([torch.rand(6, 8), by_head], r"layers\[1\] has strides"),
+        (own_slots, r"has shape \(4, 8\)"),
+    ):
+        before = [layer.clone() for layer in layers]
+        with pytest.raises(ValueError, match=message):
+            move_kv_cache(Pool(layers), column([1, 2]), column([2, 3]), backend)
+        assert all(torch.equal(layer, old) for layer, old in zip(layers, before, strict=True))
+
+
+@both_backends
 @pytest.mark.parametrize("n", [2, 33, FEW, FEW + 1, 300])
 def test_PAGE_05_a_whole_ring_of_rows(backend: str, n: int) -> None:
     """Every slot of the pool is read once and written once; both ways round."""
     for shift in (1, -1):
         pool = pool_of(n, 6, 1)
-        before, dst = pool.clone(), list(range(n))
+        before, dst = copy_of(pool), list(range(n))
         src = [(slot + shift) % n for slot in dst]
         move_kv_cache(pool, column(dst), column(src), backend)
         assert_moved(pool, before, dst, src)
@@ -81,7 +112,7 @@ def test_any_moves_in_pools_of_any_layers(
     """Rows of any width, 0 among them, of any type; layers that differ in width; no layers; sources that repeat."""
     rng = random.Random(seed)
     pool = pool_of(slots, *widths, dtype=dtype)
-    before = pool.clone()
+    before = copy_of(pool)
     dst = rng.sample(range(slots), rng.randint(0, slots))
     src = rng.choices(range(slots), k=len(dst))
     move_kv_cache(pool, column(dst), column(src), backend)
@@ -97,7 +128,7 @@ def test_TRI_02_nothing_beside_the_buffers_is_touched(backend: str, size: int, n
     """Rows of `size` numbers, first slot and last among them."""
     for dtype in (torch.uint8, torch.float32):  # units of 1 and of 4 bytes and more
         pool = pool_of(n, size, 4 * size, dtype=dtype)
-        before = pool.clone()
+        before = copy_of(pool)
         dst, src = [n - 1, 0, *range(1, n - 1)], [0, n - 1, *range(n - 2, 0, -1)]
         move_kv_cache(pool, column(dst), column(src), backend)
         assert_moved(pool, before, dst, src)
@@ -106,7 +137,7 @@ def test_TRI_02_nothing_beside_the_buffers_is_touched(backend: str, size: int, n
 @both_backends
 def test_a_row_wider_than_one_program_holds(backend: str) -> None:
     pool = pool_of(5, 5000, 3)
-    before = pool.clone()
+    before = copy_of(pool)
     move_kv_cache(pool, column([4, 0]), column([0, 4]), backend)
     assert_moved(pool, before, [4, 0], [0, 4])
 
@@ -125,7 +156,7 @@ def test_TRI_05_offsets_beyond_2_to_31_bytes(backend: str) -> None:
 @both_backends
 def test_SEQ_08_nothing_to_move_and_nowhere_to_move_it(backend: str) -> None:
     pool = pool_of(4, 3)
-    before = pool.clone()
+    before = copy_of(pool)
     move_kv_cache(pool, column([]), column([]), backend)
     assert_moved(pool, before, [], [])
     move_kv_cache(Pool([]), column([1]), column([2]), backend)
@@ -136,7 +167,7 @@ def test_SEQ_08_nothing_to_move_and_nowhere_to_move_it(backend: str) -> None:
 @pytest.mark.parametrize("n", [3, FEW + 1])
 def test_padded_moves_to_slot_0_may_repeat(backend: str, n: int) -> None:
     pool = pool_of(n + 1, 4)
-    before = pool.clone()
+    before = copy_of(pool)
     move_kv_cache(pool, column([1, *[0] * (n - 1)]), column([2, *[0] * (n - 1)]), backend)
     assert_moved(pool, before, [1], [2])
 
@@ -172,6 +203,23 @@ def test_one_table_for_a_pool_and_another_for_another() -> None:
     assert layer_table(pool).rows is table.rows
     assert table.rows[:, 1:].tolist() == [[4, 4, 0], [12, 12, 4]]  # units of 8 bytes
     assert layer_table(Pool(pool.layers[1:])).rows.tolist() == [[pool.layers[1].data_ptr(), 12, 12, 0]]
+
+
+def test_layers_are_looked_at_once_and_forgotten_when_one_of_them_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever object bears them. A layer that takes the place of another makes another table."""
+    looked_at: list[int] = []
+    look = MODULE.check_layers
+    monkeypatch.setattr(MODULE, "check_layers", lambda layers: looked_at.append(len(layers)) or look(layers))
+    known = len(MODULE._tables)
+    pool = pool_of(4, 8, 24)
+    for same in (pool, pool, Pool(list(pool.layers))):
+        move_kv_cache(same, column([1]), column([2]), backend="torch")
+    assert looked_at == [2]
+    pool.layers[1] = torch.zeros(5, 24)
+    with pytest.raises(ValueError, match=r"pool.layers\[1\] has shape \(5, 24\)"):
+        move_kv_cache(pool, column([1]), column([2]), backend="torch")
+    del same
+    assert len(MODULE._tables) == known
 
 
 @both_backends

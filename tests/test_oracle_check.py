@@ -388,7 +388,12 @@ def test_who_has_no_say_about_an_operation() -> None:
     assert why_not_for(OPINIONS["torch"], ours_alone, []) is None
     assert why_not_for(OPINIONS["triton-gpu"], ours_alone, []) is None
     assert why_not_for(OPINIONS["sglang-interpret"], ours_alone, []) == "SGLang has no Triton kernel for it"
-    assert why_not_for(OPINIONS["sgl_kernel"], ours_alone, []) == "sgl_kernel has no such operation"
+    assert why_not_for(OPINIONS["sgl_kernel"], ours_alone, [], ["f"]) == "not compared with sgl_kernel"
+    in_cuda = Operation(
+        "made_up", lambda *_: {}, dict, lambda *_: {}, sgl_kernel=lambda *_: {}, sgl_kernel_function="f"
+    )
+    assert why_not_for(OPINIONS["sgl_kernel"], in_cuda, [], ["f"]) is None
+    assert why_not_for(OPINIONS["sgl_kernel"], in_cuda, [], ["g"]) == "the installed sgl_kernel has no f"
     source = "a.py:f @0.5.23, b.py:g @0.4.6"
     both = Operation("made_up", lambda *_: {}, dict, lambda *_: {}, lambda *_: {}, source)
     assert versions_named(source) == ["0.4.6", "0.5.23"]

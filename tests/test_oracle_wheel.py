@@ -4,6 +4,7 @@ wheels here are made up, and so is the pip that brings them.
 
 from __future__ import annotations
 
+import ast
 import errno
 import hashlib
 import os
@@ -16,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 import refspec
@@ -100,6 +102,13 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert wheel.cache_folder() == tmp_path / ".cache" / "refspec"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert wheel.cache_folder() == tmp_path / ".cache" / "refspec"
+    monkeypatch.setenv("REFSPEC_CACHE", "~/x")
+    assert wheel.cache_folder() == tmp_path / "x"
+    monkeypatch.setenv("REFSPEC_CACHE", "~no-such-user/x")
+    with pytest.raises(WheelError, match="set REFSPEC_CACHE to the full path of a folder"):
+        wheel.cache_folder()
 
 
 def test_a_cache_that_cannot_be_written_to(pinned: Wheel, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +139,37 @@ def test_fetch_keeps_what_is_needed_and_nothing_else(pinned: Wheel, file: Path, 
         assert argument in arguments
 
 
+def test_of_pips_settings_those_for_the_download_hold(
+    pinned: Wheel, file: Path, pip: Pip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name in ("PIP_REQUIREMENT", "PIP_CONSTRAINT", "PIP_PYTHON", "PIP_NO_BINARY", "PIP_INDEX_URL", "PIP_RETRIES"):
+        monkeypatch.setenv(name, "what was set")
+    monkeypatch.setenv("PIP_REQUIRE_HASHES", "1")
+    there = file.with_suffix(".environment")
+    pip(
+        bring(file)
+        + f"\nprint({{k: v for k, v in os.environ.items() if k[:4] == 'PIP_'}}, file=open({str(there)!r}, 'w'))"
+    )
+    wheel.fetch()
+    assert ast.literal_eval(there.read_text()) == {
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_INDEX_URL": "what was set",
+        "PIP_REQUIRE_HASHES": "0",
+        "PIP_REQUIRE_VIRTUALENV": "0",
+        "PIP_RETRIES": "what was set",
+    }
+
+
+def test_the_real_pip_is_what_is_run(pinned: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for a version of SGLang that it cannot have: it may look nowhere."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_REQUIRE_HASHES", "1")
+    with pytest.raises(WheelError, match=r"pip says: No matching distribution found for sglang==1\.0"):
+        wheel.fetch()
+
+
 def test_what_is_ready_is_not_fetched_again(pinned: Wheel, file: Path, pip: Pip) -> None:
     wheel.take([file])
     pip("sys.exit('asked in vain')")
@@ -156,7 +196,8 @@ def test_a_wheel_that_the_user_brings(pinned: Wheel, file: Path, cache: Path) ->
         ("sys.exit('No module named pip')", r"this Python has no pip \(`python -m ensurepip` brings it\)"),
         (f"sys.exit('ERROR: [Errno 28] {os.strerror(errno.ENOSPC)}')", "no space is left where"),
         ("sys.exit('ERROR: that version was withdrawn')", "pip says: that version was withdrawn"),
-        ("os._exit(7)", "pip ended with status 7"),
+        ("os._exit(7)", r"pip ended with status 7\. "),
+        ("print('Usage: pip\\n\\nno such option: -x\\n'); sys.exit(2)", "pip ended with status 2: no such option: -x"),
         ("pass", "pip ended with status 0"),
     ],
 )
@@ -182,6 +223,13 @@ def test_another_wheel_under_the_same_name(pinned: Wheel, file: Path, pip: Pip, 
     assert other.sha256 in str(error.value)
     assert pinned.sha256 in str(error.value)
     assert left_behind(cache) == []
+
+
+def test_what_is_no_file(pinned: Wheel, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match="not a regular file"):
+            wheel.take([path])
 
 
 def test_half_a_wheel(pinned: Wheel, file: Path, pip: Pip, cache: Path) -> None:
@@ -236,6 +284,24 @@ def remove(folder: Path) -> str:
     return f"{KERNEL}: No such file or directory"
 
 
+def a_fifo(folder: Path) -> str:
+    (folder / KERNEL).unlink()
+    os.mkfifo(folder / KERNEL)
+    return f"{KERNEL}: not a regular file"
+
+
+def a_link(folder: Path) -> str:
+    aside = (folder / KERNEL).rename(folder / "aside")
+    (folder / KERNEL).symlink_to(aside)
+    return f"{KERNEL}: not a regular file"
+
+
+def a_fifo_for_a_manifest(folder: Path) -> str:
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    return "it has no manifest.json that can be read"
+
+
 def without_manifest(folder: Path) -> str:
     (folder / "manifest.json").unlink()
     return "it has no manifest.json that can be read"
@@ -276,6 +342,9 @@ def a_link_to_nowhere(folder: Path) -> str:
     [
         change,
         remove,
+        a_fifo,
+        a_link,
+        a_fifo_for_a_manifest,
         without_manifest,
         half_a_manifest,
         another_wheel,
@@ -298,11 +367,15 @@ def test_damage_is_seen_and_mended(damage: Callable[[Path], str], pinned: Wheel,
 # --- interrupted, and two at a time -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing_half(number: signal.Signals, pip: Pip, cache: Path, tmp_path: Path) -> None:
-    """The real command, with the real pins, and a pip that never ends."""
-    mark = tmp_path / "pip is running"
-    pip(f"import time\nopen(to + '/half.whl', 'w').write('half')\nopen({str(mark)!r}, 'w').close()\ntime.sleep(600)")
+def fetch_without_end(pip: Pip, mark: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """The real command, with the real pins, and a pip that never ends: both processes, once pip is at work."""
+    pip(f"""
+import time
+open(to + '/half.whl', 'w').write('half')
+open({str(mark)!r} + '.new', 'w').write(str(os.getpid()))
+os.rename({str(mark)!r} + '.new', {str(mark)!r})
+time.sleep(600)
+""")
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(refspec.__file__).parents[1])])
     fetch = subprocess.Popen(
         [sys.executable, "-m", "refspec", "oracle", "fetch"],
@@ -314,6 +387,12 @@ def test_a_signal_leaves_nothing_half(number: signal.Signals, pip: Pip, cache: P
     while not mark.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return fetch, psutil.Process(int(mark.read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_half(number: signal.Signals, pip: Pip, cache: Path, tmp_path: Path) -> None:
+    fetch, _ = fetch_without_end(pip, tmp_path / "pip is running")
     fetch.send_signal(number)
     _, said = fetch.communicate(timeout=60)
     assert fetch.returncode == 128 + number
@@ -321,12 +400,27 @@ def test_a_signal_leaves_nothing_half(number: signal.Signals, pip: Pip, cache: P
     assert left_behind(cache) == []
 
 
-def test_what_a_killed_fetch_left_is_removed_a_day_later(pinned: Wheel, file: Path, cache: Path) -> None:
-    for name, age in ((".fetch-old", 2 * 24 * 3600), (".fetch-new", 60)):
+def test_of_a_killed_fetch_pip_ends_and_the_next_fetch_clears_up(
+    pinned: Wheel, file: Path, pip: Pip, cache: Path, tmp_path: Path
+) -> None:
+    fetch, its_pip = fetch_without_end(pip, tmp_path / "pip is running")
+    wheel.take([file])
+    assert len(left_behind(cache)) == 2  # it is at work
+    fetch.kill()
+    fetch.communicate()
+    its_pip.wait(timeout=30)
+    assert len(left_behind(cache)) == 2
+    pip("sys.exit('asked in vain')")
+    wheel.fetch()
+    assert left_behind(cache) == ["1.0"]
+
+
+def test_what_was_left_on_another_machine_is_removed_a_day_later(pinned: Wheel, file: Path, cache: Path) -> None:
+    for name, age in ((".fetch-1-other-a", 2 * 24 * 3600), (".fetch-99999999-other-b", 60), (".fetch-old", 60)):
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (time.time() - age,) * 2)
     wheel.take([file])
-    assert left_behind(cache) == [".fetch-new", "1.0"]
+    assert left_behind(cache) == [".fetch-99999999-other-b", ".fetch-old", "1.0"]
 
 
 def test_two_at_a_time(pinned: Wheel, file: Path, cache: Path) -> None:

@@ -46,6 +46,16 @@ def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int) -> None:
 
 
 @both_backends
+def test_PAGE_08_what_is_carried_on_comes_from_no_rejected_row(backend: str) -> None:
+    """Four rows a request, of which the first two are kept; row r would carry r and r + 10."""
+    indices = torch.tensor([[row, row + 10] for row in range(4)])
+    for accepted, carried in ((2, [1, 11]), (1, [0, 10]), (4, [3, 13])):
+        accept_lens = torch.tensor([accepted], dtype=torch.int32)
+        _, _, last_rows = padded_extend_inputs(torch.tensor([9]), accept_lens, torch.zeros(4).int(), 4, backend)
+        assert indices[last_rows].tolist() == [carried]
+
+
+@both_backends
 def test_TRI_05_positions_beyond_32_bits(backend: str) -> None:
     inputs = torch.tensor([2**31 - 1, 2**40]), torch.tensor([1, 2], dtype=torch.int32), torch.zeros(4).int()
     positions, _, _ = padded_extend_inputs(*inputs, 2, backend)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from backends import needs_interpreter
 from torch import Tensor
 
 from refspec.kernels import chain_rejection_sampling, tree_sampling_target_only
@@ -212,6 +213,7 @@ def test_block_verification_accepts_more() -> None:
     assert float(block.mean()) > float(classic.mean()) + 0.02
 
 
+@needs_interpreter
 @EACH_SHAPE
 def test_the_tree_kernel_gives_the_same_rows(shape: Shape) -> None:
     for reuse_coin in (False, True):
@@ -222,6 +224,7 @@ def test_the_tree_kernel_gives_the_same_rows(shape: Shape) -> None:
             assert torch.equal(x, y)
 
 
+@needs_interpreter
 @RULES
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 def test_the_chain_kernel_gives_the_same_rows(steps: int, block: bool) -> None:

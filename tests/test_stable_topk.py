@@ -7,14 +7,16 @@ import sys
 
 import pytest
 import torch
+from backends import among_nonsense, both_backends, guarded_outputs, needs_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pools import assert_rim_untouched
 
 from refspec.kernels import stable_topk
+from refspec.kernels.stable_topk import stable_topk_triton
 from refspec.oracle.operation import SMALL
 from refspec.oracle.operations.stable_topk import OPERATION, edges
 
-BACKENDS = pytest.mark.parametrize("backend", ["torch", "triton"])
 SMALLEST = 2.0**-149  # the smallest subnormal of float32
 
 
@@ -23,7 +25,7 @@ def by_sorting(row: list[float], k: int) -> tuple[list[float], list[int]]:
     return [row[i] for i in order], order
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize(
     ("row", "k", "indices"),
     [
@@ -46,7 +48,7 @@ def test_ties_zeros_and_subnormals(row: list[float], k: int, indices: list[int],
 probabilities = st.sampled_from([0.0, SMALLEST, 1e-40, 1e-20, 0.25, 0.5, 1.0]) | st.floats(0, 1, width=32)
 
 
-@BACKENDS
+@both_backends
 @settings(max_examples=50)
 @given(rows=st.lists(st.lists(probabilities, min_size=9, max_size=9), min_size=1, max_size=3), k=st.integers(1, 9))
 def test_as_by_sorting(backend: str, rows: list[list[float]], k: int) -> None:
@@ -56,7 +58,7 @@ def test_as_by_sorting(backend: str, rows: list[list[float]], k: int) -> None:
     assert values.tolist() == [best for best, _ in expected]
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize("k", [1, 2, 300])
 def test_many_equal_values_keep_their_order(k: int, backend: str) -> None:
     """torch.topk shuffles ties of long rows."""
@@ -64,7 +66,7 @@ def test_many_equal_values_keep_their_order(k: int, backend: str) -> None:
     assert indices.tolist() == [list(range(k))] * 2
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize("k", [1, 2])
 def test_shape_and_dtype(k: int, backend: str) -> None:
     values, indices = stable_topk(torch.rand(3, 4, 5), k, backend)
@@ -72,14 +74,14 @@ def test_shape_and_dtype(k: int, backend: str) -> None:
     assert (values.dtype, indices.dtype) == (torch.float32, torch.int64)
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize("k", [1, 2])
 def test_no_rows(k: int, backend: str) -> None:
     values, indices = stable_topk(torch.zeros(0, 5), k, backend)
     assert values.shape == indices.shape == (0, k)
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize("k", [1, 3])
 def test_rows_that_do_not_lie_side_by_side(k: int, backend: str) -> None:
     """A transposed view, as slices of larger tensors come."""
@@ -90,6 +92,7 @@ def test_rows_that_do_not_lie_side_by_side(k: int, backend: str) -> None:
     assert torch.equal(indices, expected[1])
 
 
+@needs_interpreter
 @pytest.mark.parametrize("k", [1, 3, 8, 11, 30])
 def test_long_rows_in_tiles(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 8 and a last one of 6: ties across tiles, and more taken than a tile holds."""
@@ -101,6 +104,23 @@ def test_long_rows_in_tiles(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found[1], expected[1])
 
 
+@needs_interpreter
+@pytest.mark.parametrize("tile", [8, 512])
+@pytest.mark.parametrize("size", [1, 5, 7, 8, 9, 33])
+def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of `size` entries that rise, so that the last one comes first; in tiles of 8, and at once."""
+    for name in ("SHORT", "TILE"):
+        monkeypatch.setattr(sys.modules["refspec.kernels.stable_topk"], name, tile)
+    for k in {1, min(size, 3), size}:
+        values = among_nonsense(torch.arange(3.0 * size).view(3, size))
+        with guarded_outputs():
+            found, indices = stable_topk_triton(values, k)
+        assert indices.tolist() == [list(range(size - 1, size - 1 - k, -1))] * 3
+        assert torch.equal(found, values.gather(1, indices))
+        assert_rim_untouched(values)
+
+
+@needs_interpreter
 @pytest.mark.parametrize("label", edges())
 def test_edges(label: str) -> None:
     outputs, expected = (OPERATION.ours(edges()[label], backend) for backend in ("triton", "torch"))
@@ -108,6 +128,7 @@ def test_edges(label: str) -> None:
         assert torch.equal(x, expected[name]), name
 
 
+@needs_interpreter
 def test_triton_as_torch() -> None:
     rng = random.Random(0)
     for _ in range(15):
@@ -117,7 +138,7 @@ def test_triton_as_torch() -> None:
             assert torch.equal(x, expected[name]), name
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize(
     ("values", "k", "message"),
     [

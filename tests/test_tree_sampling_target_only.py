@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from backends import among_nonsense, both_backends, guarded_outputs, needs_interpreter
 
 from refspec.kernels import tree_sampling_target_only
+from refspec.kernels.tree_sampling_target_only import tree_sampling_target_only_triton
 from refspec.oracle.operation import SMALL, Size
-from refspec.oracle.operations.tree_sampling_target_only import OPERATION, edges, in_float64
-
-BACKENDS = pytest.mark.parametrize("backend", ["torch", "triton"])
+from refspec.oracle.operations.tree_sampling_target_only import OPERATION, case, edges, in_float64
 
 
 def one_level(
@@ -37,7 +37,7 @@ def one_level(
     return [int(predict[row]) for row in accept_index[0] if row != -1], int(accepted)
 
 
-@BACKENDS
+@both_backends
 def test_VER_04_intervals_are_half_open(backend: str) -> None:
     p = [0.0, 0.5, 0.3, 0.2]
     assert one_level(p, [0], 0.0, 0.0, backend) == ([1], 0)
@@ -47,7 +47,7 @@ def test_VER_04_intervals_are_half_open(backend: str) -> None:
     assert one_level(p, [2, 3], 0.49, 0.0, backend) == ([3, 0], 1)
 
 
-@BACKENDS
+@both_backends
 def test_VER_06_the_final_draw_has_a_coin_of_its_own(backend: str) -> None:
     """p = .4 .3 .2 .1, token 0 drafted. What is left is .3 .2 .1, and the draw's borders are 1/2 and 5/6."""
     p = [0.4, 0.3, 0.2, 0.1]
@@ -58,14 +58,14 @@ def test_VER_06_the_final_draw_has_a_coin_of_its_own(backend: str) -> None:
     assert shared == [[1], [1], [2], [2], [3]]
 
 
-@BACKENDS
+@both_backends
 def test_rejected_children_are_not_drawn_again(backend: str) -> None:
     p = [0.25, 0.25, 0.25, 0.25]
     drawn = {one_level(p, [2, 0], 0.5 + i / 40, i / 20, backend)[0][0] for i in range(20)}
     assert drawn == {1, 3}
 
 
-@BACKENDS
+@both_backends
 def test_an_accepted_path_draws_from_the_whole_last_row(backend: str) -> None:
     """The last row's children were not looked at, since all steps are used up: nothing is struck out."""
     links = torch.tensor([[1, 2, -1]]), torch.full((1, 3), -1)
@@ -77,7 +77,7 @@ def test_an_accepted_path_draws_from_the_whole_last_row(backend: str) -> None:
     assert (predict.tolist(), accept_index.tolist(), accepted.tolist()) == ([1, 0, 0], [[0, 1]], [1])
 
 
-@BACKENDS
+@both_backends
 def test_nothing_left_draws_from_the_row_itself(backend: str) -> None:
     """Both tokens drafted, and a coin that the row's sum, rounded, does not reach."""
     p = [0.0, 0.4999999, 0.4999999, 0.0]
@@ -85,7 +85,7 @@ def test_nothing_left_draws_from_the_row_itself(backend: str) -> None:
     assert one_level(p, [1, 2], 0.99999994, 0.6, backend) == ([2], 0)
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize("vocab", [5, 33, 1000, 5000])
 def test_a_coin_that_rounding_leaves_without_owner_takes_the_last_token_with_weight(backend: str, vocab: int) -> None:
     """Zeros at the end, the largest coin, and sums that round: never a token of probability 0."""
@@ -96,12 +96,12 @@ def test_a_coin_that_rounding_leaves_without_owner_takes_the_last_token_with_wei
     assert tokens[0] >= vocab - 5
 
 
-@BACKENDS
+@both_backends
 def test_a_row_without_weight_gives_a_token_of_the_vocabulary(backend: str) -> None:
     assert one_level([0.0, 0.0, 0.0], [1], 0.5, 0.5, backend) == ([0], 0)
 
 
-@BACKENDS
+@both_backends
 def test_thresholds(backend: str) -> None:
     p = [0.1, 0.2, 0.3, 0.4]
     assert one_level(p, [1], 0.3, 0.0, backend)[1] == 0
@@ -112,14 +112,13 @@ def test_thresholds(backend: str) -> None:
     assert one_level(p, [0], 0.9, 0.0, backend, threshold_acc=0.0)[1] == 1  # any child that is possible at all
 
 
+@both_backends
 @pytest.mark.parametrize("label", edges())
-def test_edges(label: str) -> None:
+def test_edges(label: str, backend: str) -> None:
     expected, _ = in_float64(edges()[label])
-    for backend in ("torch", "triton"):
-        outputs = OPERATION.ours(edges()[label], backend)
-        for name, x in outputs.items():
-            assert x.dtype == torch.int32
-            assert torch.equal(x, expected[name]), (backend, name)
+    for name, x in OPERATION.ours(edges()[label], backend).items():
+        assert x.dtype == torch.int32
+        assert torch.equal(x, expected[name]), name
 
 
 def test_as_one_after_the_other_in_float64() -> None:
@@ -135,6 +134,21 @@ def test_as_one_after_the_other_in_float64() -> None:
     assert compared > 100
 
 
+@needs_interpreter
+@pytest.mark.parametrize("size", [1, 5, 7, 8, 9, 33])
+def test_TRI_02_nothing_beside_the_buffers_is_touched(size: int) -> None:
+    """Rows of `size` probabilities, trees of `size` nodes, up to `size` steps."""
+    inputs = case(random.Random(size), 3, size, size, num_steps=size)
+    expected, border = in_float64(inputs)
+    assert not border
+    guarded = {name: among_nonsense(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+    with guarded_outputs():
+        outputs = tree_sampling_target_only_triton(**guarded)
+    for x, right in zip(outputs, expected.values(), strict=True):
+        assert torch.equal(x, right)
+
+
+@needs_interpreter
 def test_triton_as_torch() -> None:
     rng = random.Random(2)
     for _ in range(40):
@@ -144,21 +158,21 @@ def test_triton_as_torch() -> None:
             assert torch.equal(x, expected[name]) or OPERATION.borderline(inputs), name
 
 
-def test_inputs_are_not_changed() -> None:
+@both_backends
+def test_inputs_are_not_changed(backend: str) -> None:
     inputs = OPERATION.draw(random.Random(3), SMALL)
     before = {name: x.clone() for name, x in inputs.items() if isinstance(x, torch.Tensor)}
-    for backend in ("torch", "triton"):
-        OPERATION.ours(inputs, backend)
-        assert all(torch.equal(inputs[name], x) for name, x in before.items())
+    OPERATION.ours(inputs, backend)
+    assert all(torch.equal(inputs[name], x) for name, x in before.items())
 
 
-@BACKENDS
+@both_backends
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("candidates", torch.zeros(2, 3, dtype=torch.int32), r"candidates is torch\.int32"),
         ("candidates", torch.full((2, 3), 5), r"candidates has entries from 5 to 5, .* 0 to 4"),
-        ("retrieve_index", torch.full((2, 3), 6), r"retrieve_index has entries"),
+        ("retrieve_index", torch.full((2, 3), 6), r"retrieve_index has other entries"),
         ("retrieve_next_token", torch.full((2, 3), 3), r"retrieve_next_token has entries"),
         ("retrieve_next_token", torch.zeros(2, 3).long(), r"retrieve_next_token leads back"),
         ("retrieve_next_sibling", torch.full((2, 3), 2), r"retrieve_next_sibling leads back"),

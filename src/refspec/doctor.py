@@ -48,7 +48,7 @@ def examine() -> list[Check]:
         _check_torch(answers["torch"]),
         *_check_weights(answers["weights"]),
         _check_gpu(answers["gpu"], answers["torch"]),
-        _check_triton(answers["triton"]),
+        _check_triton(answers["triton"], answers["gpu"]),
         _check_oracle(),
     ]
 
@@ -114,15 +114,25 @@ def _check_gpu(answer: dict[str, Any], torch: dict[str, Any]) -> Check:
     return check(ok=False, found="none that torch can use", remedy=remedy)
 
 
-def _check_triton(answer: dict[str, Any]) -> Check:
+def _check_triton(answer: dict[str, Any], gpu: dict[str, Any]) -> Check:
     check = partial(Check, "triton", "the Triton kernels; without it the PyTorch references run")
     if "error" not in answer:
-        mode = "on" if os.environ.get("TRITON_INTERPRET", "") in ("1", "true", "on", "yes") else "off"
-        return check(ok=True, found=f"{answer['version']}; interpreter mode (TRITON_INTERPRET) is {mode}")
+        return check(ok=True, found=f"{answer['version']}; {_how_kernels_run(bool(gpu.get('devices')))}")
     if sys.platform == "linux":
         return check(ok=False, found=answer["error"], remedy="pip install triton")
     found = "not installed: its wheels are for Linux only"
     return check(ok=False, found=found, remedy="use a Linux container, or WSL on Windows")
+
+
+def _how_kernels_run(gpu_is_there: bool) -> str:
+    """In this process, if it imported Triton. Where no GPU is, refspec itself asks for the interpreter."""
+    setting = os.environ.get("TRITON_INTERPRET", "")
+    interprets = setting.lower() in ("1", "true", "on", "yes", "y")
+    if gpu_is_there:
+        return f"TRITON_INTERPRET={setting} has its kernels interpreted" if interprets else "its kernels run on the GPU"
+    if interprets:
+        return "without a GPU its kernels run in the interpreter"
+    return f"its kernels cannot run: there is no GPU, and TRITON_INTERPRET={setting} forbids the interpreter"
 
 
 def _check_oracle() -> Check:
@@ -144,7 +154,9 @@ def _check_oracle() -> Check:
 def _ask_child() -> dict[str, dict[str, Any]]:
     """The probes' answers by name; {"error": why} for each that has none."""
     package_folder = str(Path(__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([package_folder, os.environ.get("PYTHONPATH", "")])}
+    # No empty entry: it would stand for the current folder, and a learner's torch.py there.
+    path = os.pathsep.join(filter(None, [package_folder, os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-P", "-c", "from refspec.doctor import answer; answer()"]
     try:
         child = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CHILD_SECONDS)

@@ -174,10 +174,17 @@ def test_NGR_04_generate_runs_on_the_backend_that_was_asked_for(tmp_path: Path) 
     for backend in ("torch", "triton"):
         done = CliRunner().invoke(app, [*args, "--device", "cpu", "--backend", backend])
         assert done.exit_code == 0, done.output
+        assert done.stderr == ""
         documents.append(json.loads(done.stdout))
     assert [document["config"]["backend"] for document in documents] == ["torch", "triton"]
     assert ["tree_attention" in document["stats"]["launches"] for document in documents] == [False, True]
     assert documents[0]["generations"] == documents[1]["generations"]
+    args.remove("--json")
+    for backend, said in (
+        ("torch", ""),
+        ("triton", "Triton's interpreter runs the kernels here: a round takes seconds.\n"),
+    ):
+        assert CliRunner().invoke(app, [*args, "--device", "cpu", "--backend", backend]).stderr == said
 
 
 @pytest.mark.parametrize("command", [["demo"], ["bench", "engine", "--prompts", "1"]])
@@ -194,6 +201,7 @@ def test_NGR_04_the_backend_arrives(command: list[str], backend: str, monkeypatc
     monkeypatch.setattr(bench, "Engine", refuse)
     done = CliRunner().invoke(app, [*command, "--backend", backend])
     assert (done.exit_code, asked_for) == (1, [backend])
+    assert ("a round takes seconds" in done.stderr) == (backend == "triton" and backends.interpreting())
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["demo"], ["bench", "engine"]])

@@ -13,6 +13,7 @@ import torch
 from refspec import kernels
 from refspec.bench.kernel_cases import CASES, SERVINGS, kernel_cases
 from refspec.oracle.operation import LARGE, MEDIUM, SMALL, Inputs, Operation, Outputs
+from refspec.oracle.opinions import moved
 
 
 def cases_of(operation: Operation, on_gpu: bool) -> Iterator[tuple[str, Inputs]]:
@@ -24,18 +25,9 @@ def cases_of(operation: Operation, on_gpu: bool) -> Iterator[tuple[str, Inputs]]
             yield f"{size} {i}", operation.draw(rng, size)
 
 
-def moved(value: object, device: torch.device) -> object:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, list | tuple):
-        return type(value)(moved(item, device) for item in value)
-    return value
-
-
 def answer(operation: Operation, inputs: Inputs, backend: str, device: torch.device) -> Outputs:
     """On the CPU, whoever gave it."""
-    own = {name: moved(value, device) for name, value in deepcopy(inputs).items()}
-    return {name: output.cpu() for name, output in operation.ours(own, backend).items()}
+    return moved(operation.ours(moved(deepcopy(inputs), device), backend), "cpu")
 
 
 @pytest.mark.parametrize("name", CASES)

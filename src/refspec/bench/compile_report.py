@@ -90,7 +90,7 @@ def compile_report(
         raise ValueError("nothing can be compiled: Triton is not installed (pip install triton; Linux only)")
     _cuobjdump()
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for operation in operations:
+    for operation in sorted(operations, key=lambda operation: operation != "tree_attention"):  # takes longest by far
         waiting.put(operation)
     found: dict[str, tuple[list[Compiled], list[Refused]]] = {}
 
@@ -127,7 +127,8 @@ class _Child:
     def __init__(self, targets: Sequence[int]) -> None:
         package_folder = str(Path(__file__).parents[2])
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        environment["PYTHONPATH"] = os.pathsep.join([package_folder, os.environ.get("PYTHONPATH", "")])
+        # No empty entry: it would stand for the current folder, and a learner's torch.py there.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_folder, os.environ.get("PYTHONPATH")]))
         self.errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 # closed in __exit__
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD, *map(str, targets)],

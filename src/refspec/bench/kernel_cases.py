@@ -1,8 +1,9 @@
 """Calls of every kernel at the sizes at which a server makes them, and the bytes that each must move.
 
 `refspec bench kernels` times these calls on a GPU; its --compile-report compiles what they launch, on any machine. How
-many bytes an operation must move is derived in its own file; here the sizes are filled in. What it need not move (a
-row that several programs read, an answer that is filled twice) is not counted: the bound is one that no kernel beats.
+many bytes an operation must move is derived in its own file; here the sizes are filled in. What it need not move for
+these inputs (a row that several programs read, links that no walk comes to, a mask that stays as it is) is not counted:
+the bound is one that no kernel beats.
 """
 
 from __future__ import annotations
@@ -188,12 +189,15 @@ def _align_evict_mask_to_page_size(s: Serving, device: torch.device) -> Iterator
     evict = torch.arange(n) >= _accept_lens(s)[:, None]
     for page_size in s.page_sizes:
         if page_size > 1:
+            aligned = evict.clone()
+            kernels.align_evict_mask_to_page_size(_seq_lens(s), aligned, page_size, backend="torch")
+            changed = int((aligned != evict).sum())
             arguments = {
                 "seq_lens": _seq_lens(s).to(device),
                 "evict_mask": evict.clone().to(device),
                 "page_size": page_size,
             }
-            yield Case(f"{s} page {page_size}", arguments, I64 * b + 2 * b * n)
+            yield Case(f"{s} page {page_size}", arguments, I64 * b + b * n + changed)
 
 
 def _assign_draft_cache_locs(s: Serving, device: torch.device) -> Iterator[Case]:
@@ -248,7 +252,8 @@ def _build_chain_tree(s: Serving, device: torch.device) -> Iterator[Case]:
 def _build_tree(s: Serving, device: torch.device) -> Iterator[Case]:
     b, n = s.batch, s.num_draft_tokens
     parent_list, top_scores_index, _ = _kept(s)
-    parents_read = (top_scores_index // s.topk).unique(dim=1).shape[1] if b == 1 else n - 1
+    # Entry 0 is the root's; a parent of several nodes is read once.
+    parents_read = sum(len(row[row > 0].unique()) for row in top_scores_index // s.topk)
     for mask_mode in _mask_modes(s):
         arguments = {
             "parent_list": parent_list.to(device),
@@ -259,7 +264,7 @@ def _build_tree(s: Serving, device: torch.device) -> Iterator[Case]:
             "num_draft_tokens": n,
             "mask_mode": mask_mode,
         }
-        moved = I64 * b * (n - 1 + parents_read + 1 + 4 * n) + _mask_bytes(s, mask_mode)
+        moved = I64 * (b * (n - 1 + 1 + 4 * n) + parents_read) + _mask_bytes(s, mask_mode)
         yield Case(f"{s} {mask_mode}", arguments, moved)
 
 
@@ -280,20 +285,35 @@ def _chain_rejection_sampling(s: Serving, device: torch.device) -> Iterator[Case
                 "final_coins": _floats(b, device=device),
                 "block_verification": block,
             }
-            pairs = b + (_rows_weighed(candidates, p, q, coins) if block else 0)
             label = f"{s} V{vocabulary} {'block' if block else 'classic'}"
-            yield Case(label, arguments, 2 * F32 * pairs * vocabulary)
+            yield Case(label, arguments, F32 * vocabulary * rows_to_read(candidates, p, q, coins, block))
 
 
-def _rows_weighed(candidates: Tensor, p: Tensor, q: Tensor, coins: Tensor) -> int:
-    """How many rows block verification must add up: those after a draft i < S whose coin is below h_i."""
+def rows_to_read(candidates: Tensor, p: Tensor, q: Tensor, coins: Tensor, block: bool) -> int:
+    """How many rows of p and of q the answer depends on as a whole; what single tokens' entries decide is little.
+
+    Those where the chain ends; behind the last draft there is no q. Block verification, from the last draft back to the
+    first prefix that stands, has to weigh those after each draft i < S with coin_i < h_i < 1 too.
+    """
     tokens = candidates[:, 1:, None]
-    ratios = (p[:, :-1].gather(2, tokens) / q.gather(2, tokens)).squeeze(2)
-    h, weighed = torch.ones_like(coins[:, 0]), 0
-    for i in range(coins.shape[1] - 1):
-        h = (h * ratios[:, i]).clamp(max=1)
-        weighed += int((coins[:, i] < h).sum())
-    return weighed
+    of_p, of_q = p[:, :-1].gather(2, tokens).squeeze(2), q.gather(2, tokens).squeeze(2)
+    s, rows = coins.shape[1], 0
+    if block:
+        h, ratios = torch.ones(len(p), s, device=p.device), torch.where(of_q > 0, of_p / of_q, 0)
+        for draft in range(s):
+            h[:, draft] = (h[:, draft - 1] * ratios[:, draft] if draft else ratios[:, 0]).clamp(max=1)
+        weighed = (coins < h) & (h < 1)
+        weighed[:, -1] = False
+        r, i = weighed.nonzero(as_tuple=True)
+        left = (h[r, i, None] * p[r, i + 1] - q[r, i + 1]).clamp(min=0).sum(1)
+        rule = h.clone()
+        rule[r, i] = left / (left + 1 - h[r, i])
+        prefix = torch.arange(1, s + 1, device=p.device)
+        accepted = ((coins < rule) * prefix).amax(1)
+        rows = 2 * int((weighed & (prefix > accepted[:, None])).sum())
+    else:
+        accepted = (coins * of_q < of_p).long().cumprod(1).sum(1)
+    return rows + 2 * len(p) - int((accepted == s).sum())
 
 
 def _compact_to_front(s: Serving, device: torch.device) -> Iterator[Case]:
@@ -303,7 +323,9 @@ def _compact_to_front(s: Serving, device: torch.device) -> Iterator[Case]:
         ("predict", torch.zeros(b * n, dtype=torch.int32, device=device)),
     ):
         arguments = {"x": x, "accept_index": _accept_index(s).to(device)}
-        yield Case(f"{s} {label}", arguments, 2 * x.nbytes + I32 * b * (s.num_steps + 1))
+        moved = kernels.compact_to_front(torch.arange(b * n), arguments["accept_index"].cpu(), backend="torch")
+        read = len(moved.unique()) * x[0].nbytes  # a row that goes to the front often stays where it was, too
+        yield Case(f"{s} {label}", arguments, read + x.nbytes + I32 * b * (s.num_steps + 1))
 
 
 def _draft_kv_indices(s: Serving, device: torch.device) -> Iterator[Case]:
@@ -340,13 +362,18 @@ def _draft_topk1(s: Serving, device: torch.device) -> Iterator[Case]:
                 "column": 0,
             }
             moved = logits.nbytes + b * (F32 + 2 * I64 + 2 * I64)
-            yield Case(f"{s} V{vocabulary} {str(dtype).removeprefix('torch.')}", arguments, moved)
+            label = f"{s} V{vocabulary} {str(dtype).removeprefix('torch.')}"
+            yield Case(label, arguments, moved)
+    yield Case(f"{label}, no block", {**arguments, "draft_tokens": None}, moved - b * I64)
 
 
 def _links_from_mask(s: Serving, device: torch.device) -> Iterator[Case]:
     b, n = s.batch, s.num_draft_tokens
-    arguments = {"qlen_mask": _tree(s)["tree_mask"].view(b, n, n).to(device)}
-    yield Case(str(s), arguments, b * n * (n - 1) // 2 + 3 * I64 * b * n)
+    mask = _tree(s)["tree_mask"].view(b, n, n)
+    # Of each row, what lies between the diagonal and the node's parent, its last ancestor.
+    column = torch.arange(n)
+    read = int((column - torch.where(mask.tril(-1), column, 0).amax(2)).sum())
+    yield Case(str(s), {"qlen_mask": mask.to(device)}, read + 3 * I64 * b * n)
 
 
 def _pool(s: Serving, slots: int, device: torch.device) -> MHATokenToKVPool:
@@ -382,7 +409,9 @@ def _move_kv_cache(s: Serving, device: torch.device) -> Iterator[Case]:
     """What one round accepts, and whole trees."""
     for label, n in (("accepted", int(_accept_lens(s).sum())), ("all nodes", s.batch * s.num_draft_tokens)):
         pool = _pool(s, 2 * n, device)
-        dst, src = (torch.randperm(2 * n, generator=_rng())[part] + 1 for part in (slice(n), slice(n // 2, n // 2 + n)))
+        behind = (n + 1) // 2  # half of the targets are sources too, and no row stays where it is
+        slots = torch.randperm(2 * n, generator=_rng()) + 1
+        dst, src = slots[:n], slots[behind : behind + n]
         arguments = {"pool": pool, "dst": dst.to(device), "src": src.to(device)}
         yield Case(f"{s} {label}", arguments, 2 * n * (_row_bytes(pool) + I64))
 
@@ -420,7 +449,7 @@ def _stable_topk(s: Serving, device: torch.device) -> Iterator[Case]:
 
 
 def _tree_attention(s: Serving, device: torch.device) -> Iterator[Case]:
-    """Verification, and, with bfloat16 alone, one draft forward."""
+    """Verification, and, with bfloat16 alone, one with a mask of all keys, and one draft forward."""
     b, n = s.batch, s.num_draft_tokens
     table = _Table.of(s, 1, device)
     lens = table.seq_lens + n
@@ -432,6 +461,10 @@ def _tree_attention(s: Serving, device: torch.device) -> Iterator[Case]:
         head_dim = dim or s.head_dim
         label = f"{s} verify {str(dtype).removeprefix('torch.')} dim {head_dim}"
         yield _attention_case(s, label, table, n, indptr, indices, mask, dtype, head_dim)
+    if s.topk > 1 and b > 1 and n <= 32:
+        full = _tree(s, "full")["tree_mask"].to(device)
+        label = f"{s} verify, a mask of all keys"
+        yield _attention_case(s, label, table, n, indptr, indices, full, torch.bfloat16, s.head_dim)
     branch_indptr, branch_indices = kernels.draft_kv_indices(
         table.req_to_token,
         table.req_pool_indices,
@@ -450,10 +483,12 @@ def _tree_attention(s: Serving, device: torch.device) -> Iterator[Case]:
 ATTENTION_FORMS: tuple[tuple[torch.dtype, int], ...] = (
     (torch.bfloat16, 0),  # 0: the server's own head dimension
     (torch.float16, 64),
+    (torch.float16, 256),
     (torch.bfloat16, 256),
     (torch.float32, 16),
-    (torch.float32, 128),
     (torch.float32, 256),
+    (torch.float64, 128),
+    (torch.float64, 256),
 )
 
 
@@ -497,6 +532,7 @@ def _tree_sampling_target_only(s: Serving, device: torch.device) -> Iterator[Cas
             "num_steps": s.num_steps,
         }
         yield Case(f"{s} V{vocabulary}", arguments, F32 * b * vocabulary)
+    yield Case(f"{s} V{vocabulary}, one coin", {**arguments, "reuse_coin": True}, F32 * b * vocabulary)
 
 
 def _verify_tree_greedy(s: Serving, device: torch.device) -> Iterator[Case]:
@@ -504,8 +540,11 @@ def _verify_tree_greedy(s: Serving, device: torch.device) -> Iterator[Case]:
     b, n = s.batch, s.num_draft_tokens
     walkable = _walkable(s, device)
     choice = walkable["candidates"].gather(1, walkable["retrieve_next_token"].clamp(min=0))
-    moved = 4 * I64 * b * n + I32 * b * (n + s.num_steps + 2)
-    yield Case(str(s), {**walkable, "target_predict": choice, "num_steps": s.num_steps}, moved)
+    arguments: dict[str, Any] = {**walkable, "target_predict": choice, "num_steps": s.num_steps}
+    accepted = kernels.verify_tree_greedy(**arguments, backend="torch")[2]
+    # On the way: each node's row and target; the first child, while there are steps left; and its token.
+    read = I64 * int((2 * (accepted + 1) + (accepted + 1).clamp(max=s.num_steps) + accepted).sum())
+    yield Case(str(s), arguments, read + I32 * b * (n + s.num_steps + 2))
 
 
 CASES: dict[str, Callable[[Serving, torch.device], Iterator[Case]]] = {

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from refspec.cli.bench_kernels import kernels
 from refspec.cli.command_line import CommandLine, shows_progress
-from refspec.cli.generate import BACKENDS, one_of
+from refspec.cli.generate import BACKENDS, announce_interpreter, one_of
 
 bench_app = typer.Typer(cls=CommandLine, rich_markup_mode=None)
 bench_app.command()(kernels)
@@ -47,6 +47,7 @@ def engine(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    announce_interpreter(backend, as_json)
     with Progress(console=Console(stderr=True), transient=True, disable=not shows_progress(as_json)) as bar:
         task = bar.add_task("bench", total=None)
         report = bench_engine(

@@ -8,12 +8,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import Progress
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from refspec.cli.command_line import UsageError, shows_progress
+from refspec.cli.table import fits
 
 if TYPE_CHECKING:
     from refspec.bench.compile_report import Compiled, Refused
@@ -96,8 +98,15 @@ def _show_timings(report: KernelReport) -> None:
 def _compile(operations: list[str], as_json: bool) -> None:
     from refspec.bench.compile_report import compile_report
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not shows_progress(as_json)) as bar:
-        task = bar.add_task("compile", total=len(operations))
+    columns = (TextColumn("compiled"), BarColumn(20), MofNCompleteColumn(), TextColumn("operations"))
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not shows_progress(as_json),
+    ) as bar:
+        task = bar.add_task("", total=len(operations))
         compiled, refused = compile_report(operations, progress=lambda done: bar.update(task, completed=done))
     if as_json:
         print(json.dumps(_document(compiled, refused), indent=2))
@@ -118,31 +127,43 @@ def _document(compiled: list[Compiled], refused: list[Refused]) -> dict[str, Any
 
 
 def _show_compiled(compiled: list[Compiled]) -> None:
-    """A line for each kernel and set of constants. Triton compiles one again where an argument is 1, or is a multiple
-    of 16: these variants share the line.
+    """A row for each kernel and set of constants. Triton compiles one again where an argument is 1, or is a multiple
+    of 16: these variants share the row. On a terminal that is too narrow for the rows, each of them as lines.
     """
     targets = sorted({kernel.target for kernel in compiled})
     together: dict[tuple[str, str, str], list[Compiled]] = {}
     for kernel in compiled:
         together.setdefault((kernel.operation, kernel.kernel, kernel.constants), []).append(kernel)
-    table = Table(caption="registers of a thread, bytes of shared memory of a program, bytes spilled by a thread")
+    columns = ("warps", *(f"sm_{target}" for target in targets), "shared", "spilled")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("kernel, constants")
-    for column in ("warps", *(f"sm_{target}" for target in targets), "shared", "spilled"):
-        table.add_column(column, justify="right")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    lines: list[RenderableType] = []
     last = ""
     for (operation, name, constants), kinds in together.items():
         if operation != last:
             table.add_row(f"[bold]{operation}[/]")
+            lines.append(f"[bold]{operation}[/]")
             last = operation
-        table.add_row(
-            f" {escape(name)} {escape(constants)}",
+        title = f"{escape(name)} {escape(constants)}"
+        numbers = (
             _range(kind.num_warps for kind in kinds),
             *(_range(kind.registers for kind in kinds if kind.target == target) for target in targets),
             _range(kind.shared for kind in kinds),
             _range(kind.stack + kind.local for kind in kinds),
         )
-    console = Console()
-    console.print(table)
+        table.add_row(Padding(title, (0, 0, 0, 2)), *numbers)
+        told = ", ".join(f"{column} {number}" for column, number in zip(columns, numbers, strict=True))
+        lines += [Padding(title, (0, 0, 0, 2), expand=False), Padding(told, (0, 0, 0, 4), expand=False)]
+    console = Console(highlight=False)
+    for renderable in [table] if fits(console, table) else lines:
+        console.print(renderable)
+    console.print(
+        f"\n{', '.join(columns[1:-2])}: registers of a thread, compiled for that GPU; shared: bytes of shared memory "
+        "of a program; spilled: bytes of a thread that are in memory, not in registers\n",
+        style="dim",
+    )
     spilling = {kernel.kernel: kernel.explanation for kernel in compiled if kernel.spills}
     for name, explanation in spilling.items():
         console.print(f"{name} spills: {explanation or 'nothing says why that would be right'}", markup=False)

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from refspec.cli.command_line import shows_progress
-from refspec.cli.generate import BACKENDS, one_of
+from refspec.cli.generate import BACKENDS, announce_interpreter, one_of
 from refspec.cli.render import plural
 from refspec.config import SamplingParams, SpecConfig
 
@@ -106,6 +106,7 @@ def demo(
         from refspec.engine.compare import first_difference
         from refspec.engine.engine import Engine
 
+        announce_interpreter(backend, as_json)
         contestants = [Contestant(name, Engine(spec=spec, backend=backend)) for name, spec in SPECS.items()]
         plain, *speculative = contestants
         bar.update(task, description="decoding")

@@ -164,6 +164,7 @@ def generate(
 
             pool: dict[str, Any] = {} if kv_slots is None else {"kv_slots": kv_slots}
             engine = Engine(target, draft, spec, device, dtype, backend, **pool)
+        announce_interpreter(engine.backend, as_json)
         with TokenProgress(engine, len(prompts) * params.max_new_tokens, errors, disable=quiet):
             generations = engine.generate(prompts, params, observer)
         config = {
@@ -218,6 +219,14 @@ class TokenProgress(Progress):
         if time.monotonic() - self.started > PATIENCE_SECONDS:
             self.update(self.bar, completed=self.stats.committed_tokens)
             yield from super().get_renderables()
+
+
+def announce_interpreter(backend: str, as_json: bool) -> None:
+    """One line on stderr if Triton's interpreter will run the kernels, which is why nothing seems to happen."""
+    from refspec.kernels.backend import interpreting
+
+    if backend == "triton" and interpreting() and not as_json:
+        typer.echo("Triton's interpreter runs the kernels here: a round takes seconds.", err=True)
 
 
 @contextmanager

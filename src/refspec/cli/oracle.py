@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.padding import Padding
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from refspec.cli.command_line import CommandLine, UsageError, shows_progress
+from refspec.cli.table import fits
 from refspec.oracle import wheel
 
 if TYPE_CHECKING:
@@ -26,6 +28,22 @@ oracle_app = typer.Typer(cls=CommandLine, help="Compare our kernels with SGLang'
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")]
 
 SHOWN = 10  # differences and failures of one operation; all of them are in the JSON document
+LARGEST_SEED = 2**32 - 1
+# Opinions, as columns, and what the numbers under them are.
+HEADINGS = {
+    "torch": "torch\nCPU",
+    "triton-interpret": "triton\nCPU",
+    "triton-gpu": "triton\nGPU",
+    "sglang-interpret": "sglang\nCPU",
+    "sglang-gpu": "sglang\nGPU",
+    "sgl_kernel": "sgl_kernel\nGPU",
+}
+HEADING_LEGEND = "cases that the opinion answered; for triton and sglang, CPU is Triton's interpreter; -: not run"
+LEGEND = {
+    "differ": "cases in which two opinions disagree",
+    "borderline": "cases in which they disagree where rounding decides, which are counted apart",
+    "not asked": "cases that SGLang's code does not claim to handle",
+}
 
 
 @oracle_app.command()
@@ -40,6 +58,8 @@ def fetch(
 
     What is there already is left as it is. REFSPEC_CACHE names another folder for it.
     """
+    if Path() in (wheels or []):  # what an empty name comes to
+        raise UsageError("--wheel needs the name of a wheel's file")
     with _bytes_progress(as_json) as progress:
         states = wheel.take(wheels, progress) if wheels else wheel.fetch(progress)
     _show_states(states, as_json)
@@ -57,7 +77,7 @@ def status(as_json: Json = False) -> None:
 def check(
     operation: Annotated[str | None, typer.Argument(metavar="OP", help="One operation; default: all.")] = None,
     cases: Annotated[int, typer.Option(min=0, help="Small cases of each; from 2000 on, 20 large ones too.")] = 100,
-    seed: Annotated[int, typer.Option(help="Another seed draws other cases.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Another seed draws other cases.")] = 0,
     case: Annotated[str | None, typer.Option(metavar="LABEL", help="Only this case of OP; shows its inputs.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Cases at a time; default: 2, or 1 on one core.")] = None,
     as_json: Json = False,
@@ -70,29 +90,30 @@ def check(
     if case is not None and operation is None:
         raise UsageError("--case names a case of one operation: refspec oracle check OP --case LABEL")
     from refspec.kernels.backend import TRITON_INSTALLED
-    from refspec.oracle.check import Cases, Jury, module_of, operation_names
+    from refspec.oracle.check import Cases, Jury, UnknownName, module_of, operation_names
     from refspec.oracle.check import check as compare
 
     if not TRITON_INSTALLED:
         raise ValueError("Triton is not installed, so there is nothing to compare (`refspec doctor` says what to do)")
     names = [operation] if operation is not None else operation_names()
-    drawn = [Cases(module, seed) for module in map(module_of, names)]
-    if case is not None:
-        inputs = drawn[0].inputs(case)
-        if not as_json:
-            _show_inputs(case, inputs)
+    try:
+        drawn = [Cases(module, seed) for module in map(module_of, names)]
+        inputs = drawn[0].inputs(case) if case is not None else {}
+    except UnknownName as error:
+        raise UsageError(str(error)) from None
+    if case is not None and not as_json:
+        _show_inputs(case, inputs)
+    labels = [operation_cases.labels(cases) if case is None else [case] for operation_cases in drawn]
     states = wheel.states()
     folders = {state.version: state.folder / "sglang" for state in states if state.status == "ready"}
+    damaged = {state.version: state.detail for state in states if state.status == "damaged"}
     reports = []
-    with (
-        Progress(console=Console(stderr=True), transient=True, disable=not shows_progress(as_json)) as bar,
-        Jury(folders, jobs) as jury,
-    ):
-        for operation_cases in drawn:
-            labels = operation_cases.labels(cases) if case is None else [case]
-            task = bar.add_task(operation_cases.operation.name, total=len(labels))
-            reports.append(compare(operation_cases, labels, jury, partial(bar.advance, task)))
-            bar.remove_task(task)
+    with _cases_progress(as_json) as bar:
+        task = bar.add_task("starting", total=sum(map(len, labels)))
+        with Jury(folders, jobs, damaged) as jury:
+            for operation_cases, its_labels in zip(drawn, labels, strict=True):
+                bar.update(task, description=operation_cases.operation.name)
+                reports.append(compare(operation_cases, its_labels, jury, partial(bar.advance, task)))
     ok = all(report.ok for report in reports)
     if as_json:
         document = {
@@ -151,40 +172,67 @@ def _show_inputs(label: str, inputs: dict[str, object]) -> None:
     typer.echo("")
 
 
+def _cases_progress(as_json: bool) -> Progress:
+    """A bar on stderr, where somebody looks at it: the operation, and how many of all cases are done."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TextColumn("cases"))
+    console = Console(stderr=True)
+    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not shows_progress(as_json))
+
+
 def _show_reports(console: Console, reports: list[OperationReport]) -> None:
-    """One row for each operation; below it, what differed, what failed, and what did not run."""
-    ran = [name for name in _opinions(reports) if any(name in report.opinions for report in reports)]
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    """One row for each operation; below it, what differed, what failed, and what did not run. On a terminal that is
+    too narrow for the rows, each of them as lines.
+    """
+    ran = [name for name in HEADINGS if any(name in report.opinions for report in reports)]
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("operation", no_wrap=True, vertical="bottom")
-    headers = (name.replace("-interpret", "\ninter-\npret").replace("-gpu", "\ngpu") for name in ran)
-    for name in ("cases", *headers, "differ", "border-\nline", "not\nasked"):
-        table.add_column(name, justify="right", vertical="bottom")
+    for heading in ("cases", *(HEADINGS[name] for name in ran), "differ", "borderline", "not\nasked"):
+        table.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
     for report in reports:
-        counts = [report.opinions.get(name) for name in ran]
         table.add_row(
             report.operation,
             str(report.cases),
-            *map(_cell, counts),
-            f"[bold red]{report.differing_cases}[/]" if report.differences else "0",
-            str(report.differing_borderline_cases),
-            str(max((count.not_asked for count in counts if count), default=0)),
+            *(_cell(report.opinions.get(name)) for name in ran),
+            *_outcome(report).values(),
         )
-    console.print(table)
+    if fits(console, table):
+        console.print(table)
+        console.print(f"\ntorch, triton, sglang: {HEADING_LEGEND}", style="dim")
+    else:
+        for report in reports:
+            _show_as_lines(console, report)
+        console.print()
+    for word, meaning in LEGEND.items():
+        console.print(f"{word}: {meaning}", style="dim")
+    console.print()
     for report in reports:
         _show_faults(console, report)
     _show_not_run(console, reports)
 
 
-def _opinions(reports: list[OperationReport]) -> list[str]:
-    return list(dict.fromkeys(name for report in reports for name in (*report.opinions, *report.not_run)))
+def _show_as_lines(console: Console, report: OperationReport) -> None:
+    answered = ", ".join(f"{name} {_cell(count)}" for name, count in report.opinions.items())
+    outcome = ", ".join(f"{word} {cell}" for word, cell in _outcome(report).items())
+    console.print(f"[bold]{report.operation}[/]: {report.cases} cases")
+    for line in (f"answered: {answered}", outcome):
+        console.print(Padding(line.replace("\n", " "), (0, 0, 0, 2), expand=False))
+
+
+def _outcome(report: OperationReport) -> dict[str, str]:
+    """The last cells of an operation's row, under the words of LEGEND."""
+    return {
+        "differ": f"[bold red]{report.differing_cases}[/]" if report.differences else "0",
+        "borderline": str(report.differing_borderline_cases),
+        "not asked": str(max((count.not_asked for count in report.opinions.values()), default=0)),
+    }
 
 
 def _cell(count: Count | None) -> str:
-    """In how many cases an opinion answered; of how many, if it failed in some."""
+    """In how many cases an opinion answered; of how many, on a line of its own, if it failed in some."""
     if count is None:
-        return "not run"
+        return "-"
     asked = count.answered + count.failed
-    return f"[bold red]{count.answered}/{asked}[/]" if count.failed else str(count.answered)
+    return f"[bold red]{count.answered}\nof {asked}[/]" if count.failed else str(count.answered)
 
 
 def _show_faults(console: Console, report: OperationReport) -> None:

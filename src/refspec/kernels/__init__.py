@@ -1,4 +1,8 @@
-"""One operation per file: the PyTorch reference, then the dispatcher of the same name."""
+"""One operation per file: the PyTorch reference, the Triton kernel, then the dispatcher of the same name.
+
+Sources name SGLang's files and functions: @v0.4.6 and @v0.5.5 as of these tags of its repository, @0.5.23 as of the
+published wheel, which the oracle fetches (in it the folder python/sglang is called sglang).
+"""
 
 from refspec.kernels.align_evict_mask_to_page_size import align_evict_mask_to_page_size
 from refspec.kernels.assign_draft_cache_locs import assign_draft_cache_locs

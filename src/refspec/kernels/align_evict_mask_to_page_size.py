@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
+from refspec.kernels.checks import check_bounds, check_size, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 
 
@@ -30,7 +30,7 @@ def align_evict_mask_to_page_size_torch(seq_lens: Tensor, evict_mask: Tensor, pa
     evict_mask &= positions >= free_from.unsqueeze(1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["b"])
 def _align_evict_mask_to_page_size_kernel(
     seq_lens, evict_mask, b, n, page_size, ROWS: tl.constexpr, N_UPPER: tl.constexpr
 ):
@@ -55,7 +55,14 @@ def align_evict_mask_to_page_size_triton(seq_lens: Tensor, evict_mask: Tensor, p
     n_upper = triton.next_power_of_2(n)
     rows = min(triton.next_power_of_2(b), max(1, 256 // n_upper))
     _align_evict_mask_to_page_size_kernel[(triton.cdiv(b, rows),)](
-        seq_lens, evict_mask.view(torch.uint8), b, n, page_size, ROWS=rows, N_UPPER=n_upper, num_warps=1
+        seq_lens,
+        evict_mask.view(torch.uint8),
+        b,
+        n,
+        page_size,
+        ROWS=rows,
+        N_UPPER=n_upper,
+        num_warps=max(1, min(8, n_upper // 256)),
     )
 
 
@@ -66,7 +73,12 @@ def align_evict_mask_to_page_size(seq_lens: Tensor, evict_mask: Tensor, page_siz
     evicted ones. Afterwards every evicted row lies in a page of evicted rows alone, or of rows behind the N.
     Raises ValueError for other shapes or types, and, where values are checked, for a row kept behind an evicted one.
     """
-    run = choose(backend, seq_lens.device, align_evict_mask_to_page_size_torch, align_evict_mask_to_page_size_triton)
+    run = choose(
+        backend,
+        device_of("seq_lens", seq_lens),
+        align_evict_mask_to_page_size_torch,
+        align_evict_mask_to_page_size_triton,
+    )
     check_size("page_size", page_size)
     check_tensor("seq_lens", seq_lens, (None,))
     check_tensor("evict_mask", evict_mask, (len(seq_lens), None), torch.bool, seq_lens.device)

@@ -14,7 +14,7 @@ partly filled, and branch follows branch; with one branch there is nothing to ke
 Bytes moved: 8 in and 8 out for each slot, 16 for each request (its row and its length).
 
 Source: SGLang: python/sglang/kernels/ops/speculative/cache_locs.py:assign_draft_cache_locs_contiguous @0.5.23, and for
-pages python/sglang/srt/speculative/eagle_worker_common.py @0.5.23
+pages python/sglang/srt/speculative/eagle_worker_common.py:prepare_for_draft @0.5.23
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
+from refspec.kernels.checks import check_bounds, check_size, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 
 
@@ -138,7 +138,9 @@ def assign_draft_cache_locs(
     (r·k + j)·S + i is for step i of branch j. Raises ValueError for other shapes or types, and, where values are
     checked, for a row that the table lacks or branches that do not fit into it.
     """
-    run = choose(backend, req_to_token.device, assign_draft_cache_locs_torch, assign_draft_cache_locs_triton)
+    run = choose(
+        backend, device_of("req_to_token", req_to_token), assign_draft_cache_locs_torch, assign_draft_cache_locs_triton
+    )
     check_draft_region(req_to_token, req_pool_indices, seq_lens, topk, num_steps, page_size)
     count_launch("assign_draft_cache_locs")
     return run(req_to_token, req_pool_indices, seq_lens, topk, num_steps, page_size)

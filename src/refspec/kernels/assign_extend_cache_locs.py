@@ -10,13 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from refspec.kernels.assign_req_to_token import part_of_request, programs_for_each
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
+from refspec.kernels.checks import check_bounds, check_size, check_sum, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
-
-# Programs that one launch is split into at most, where what stands on the device decides how many have work to do.
-# A few waves on the largest GPUs; what is longer, each program takes in several strides.
-MOST_PROGRAMS = 4096
 
 
 def assign_extend_cache_locs_torch(
@@ -29,7 +26,7 @@ def assign_extend_cache_locs_torch(
     return req_to_token[req_pool_indices[request], start[request] + place]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _assign_extend_cache_locs_kernel(
     req_to_token,
     req_pool_indices,
@@ -42,16 +39,12 @@ def _assign_extend_cache_locs_kernel(
     BLOCK: tl.constexpr,
 ):
     """Program (r, t) reads the blocks t, t + T, t + 2T, ... of request r's slots, of T programs for each request."""
-    r = tl.program_id(0)
-    first = tl.load(start + r)
-    others = tl.arange(0, B_UPPER)
-    earlier = others < r
-    before = tl.sum(tl.load(end + others, earlier, other=0) - tl.load(start + others, earlier, other=0))
-    length = tl.minimum(tl.load(end + r) - first, total - before)  # whatever the lengths, not beyond the buffer
-    row = req_to_token + tl.load(req_pool_indices + r) * row_stride
+    before, length, row = part_of_request(
+        req_to_token, req_pool_indices, start, end, total, row_stride, tl.program_id(0), B_UPPER
+    )
     for block in range(tl.program_id(1), tl.cdiv(length, BLOCK), tl.num_programs(1)):
         place = block * BLOCK + tl.arange(0, BLOCK)
-        tl.store(slots + before + place, tl.load(row + first + place, place < length), place < length)
+        tl.store(slots + before + place, tl.load(row + place, place < length), place < length)
 
 
 def assign_extend_cache_locs_triton(
@@ -61,7 +54,7 @@ def assign_extend_cache_locs_triton(
     b, block = len(start), 256
     slots = torch.empty(total, dtype=torch.int64, device=start.device)
     if total and b:
-        _assign_extend_cache_locs_kernel[(b, min(triton.cdiv(total, block), max(1, MOST_PROGRAMS // b)))](
+        _assign_extend_cache_locs_kernel[(b, programs_for_each(b, triton.cdiv(total, block)))](
             req_to_token,
             req_pool_indices,
             start,
@@ -86,7 +79,12 @@ def assign_extend_cache_locs(
     Raises ValueError for other shapes or types, and, where values are checked, for a place that the table lacks and
     for another total.
     """
-    run = choose(backend, req_to_token.device, assign_extend_cache_locs_torch, assign_extend_cache_locs_triton)
+    run = choose(
+        backend,
+        device_of("req_to_token", req_to_token),
+        assign_extend_cache_locs_torch,
+        assign_extend_cache_locs_triton,
+    )
     check_size("total", total, at_least=0)
     check_tensor("req_to_token", req_to_token, (None, None))
     check_tensor("req_pool_indices", req_pool_indices, (None,), device=req_to_token.device)
@@ -99,7 +97,6 @@ def assign_extend_cache_locs(
     if values_are_checked(start.device):
         lens = end - start
         check_bounds("end - start", lens, 0, width + 1)
-        if int(lens.sum()) != total:
-            raise ValueError(f"total is {total}, end - start add up to {int(lens.sum())}")
+        check_sum("total", total, "end - start", lens)
     count_launch("assign_extend_cache_locs")
     return run(req_to_token, req_pool_indices, start, end, total)

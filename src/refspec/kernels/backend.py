@@ -8,14 +8,21 @@
 
 Triton decides when it is first imported whether it compiles or interprets: TRITON_INTERPRET=1 must be set by then.
 One process cannot do both. Triton's wheels are for Linux; elsewhere the references run, and kernels cannot.
+
+Triton compiles a kernel anew for an integer that is 1, or a multiple of 16, for what the compiler can make of it. For
+strides, and sizes that one server never changes, that is welcome. What changes from call to call (batches, steps,
+totals) is named in `do_not_specialize`, or a server would stop to compile in the middle of its work. Beyond 2^31 such
+an integer is still handed over in 64 bits.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -47,6 +54,7 @@ __all__ = [
     "resolve_backend",
     "tl",
     "triton",
+    "triton_type",
     "use_backend",
 ]
 
@@ -92,13 +100,31 @@ def resolve_backend(backend: str, device: torch.device) -> str:
         if not TRITON_INSTALLED:
             raise ValueError("backend is 'triton', but Triton is not installed: pip install triton (Linux only)")
         if device.type != "cuda" and not interpreting():
+            setting = os.environ.get("TRITON_INTERPRET", "1")
+            hindrance = f", which TRITON_INTERPRET={setting} forbids" if setting != "1" else ""
             raise ValueError(
-                f"backend is 'triton', but on {device.type} tensors Triton runs only in its interpreter: set "
-                "TRITON_INTERPRET=1 before Python starts"
+                f"backend is 'triton', but on {device.type} tensors Triton runs only in its interpreter{hindrance}: "
+                "set TRITON_INTERPRET=1 before Python starts"
             )
     return backend
 
 
-def choose(backend: str, device: torch.device, torch: Run, triton: Run) -> Run:
-    """The implementation that `backend` means for tensors on `device`. Raises as `resolve_backend` does."""
-    return triton if resolve_backend(backend, device) == "triton" else torch
+def triton_type(dtype: torch.dtype) -> Any:
+    """The same type, as a kernel's argument."""
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def choose(backend: str, device: torch.device, torch_run: Run, triton_run: Run) -> Run:
+    """The implementation that `backend` means for tensors on `device`. Raises as `resolve_backend` does.
+
+    Triton launches on the current GPU, wherever the tensors are. So its implementation runs with theirs as the current.
+    """
+    if resolve_backend(backend, device) == "torch":
+        return torch_run
+    return cast(Run, partial(_run_on, device, triton_run)) if device.type == "cuda" else triton_run
+
+
+def _run_on(device: torch.device, run: Callable[..., Any], *arguments: Any) -> Any:
+    """run(*arguments), with `device` as the current GPU."""
+    with torch.cuda.device(device):
+        return run(*arguments)

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor
+from refspec.kernels.build_tree import Tree
+from refspec.kernels.checks import check_bounds, check_size, check_sum, check_tensor, device_of
 from refspec.kernels.launches import count_launch
 from refspec.kernels.tree_mask import check_mask_mode, flat_mask, new_mask, store_mask, tile_of
 
-Tree = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
-
-def build_chain_tree_torch(seq_lens: Tensor, num_draft_tokens: int, mask_mode: str = "full") -> Tree:
-    """The reference of `build_chain_tree`."""
+def build_chain_tree_torch(
+    seq_lens: Tensor, num_draft_tokens: int, mask_mode: str = "full", seq_lens_sum: int | None = None
+) -> Tree:
+    """The reference of `build_chain_tree`. It reads the lengths themselves, and does not need their sum."""
     b, n, device = len(seq_lens), num_draft_tokens, seq_lens.device
     columns = torch.arange(n, device=device)
     positions = (seq_lens[:, None] + columns).flatten()
@@ -62,10 +63,12 @@ def _build_chain_tree_kernel(
     store_mask(tree_mask, visible, seq_lens, r, row, column, n, MODE, B_UPPER)
 
 
-def build_chain_tree_triton(seq_lens: Tensor, num_draft_tokens: int, mask_mode: str = "full") -> Tree:
+def build_chain_tree_triton(
+    seq_lens: Tensor, num_draft_tokens: int, mask_mode: str = "full", seq_lens_sum: int | None = None
+) -> Tree:
     """The kernel's launch. A "full" mask is filled first; see `refspec.kernels.tree_mask`."""
     b, n, device = len(seq_lens), num_draft_tokens, seq_lens.device
-    tree_mask = new_mask(seq_lens, n, mask_mode)
+    tree_mask = new_mask(seq_lens, n, mask_mode, seq_lens_sum)
     positions = torch.empty(b * n, dtype=torch.int64, device=device)
     index, child, sibling = torch.empty(3, b, n, dtype=torch.int64, device=device)
     if b:
@@ -87,17 +90,27 @@ def build_chain_tree_triton(seq_lens: Tensor, num_draft_tokens: int, mask_mode: 
     return tree_mask, positions, index, child, sibling
 
 
-def build_chain_tree(seq_lens: Tensor, num_draft_tokens: int, mask_mode: str = "full", backend: str = "auto") -> Tree:
-    """seq_lens i64 (b).
+def build_chain_tree(
+    seq_lens: Tensor,
+    num_draft_tokens: int,
+    mask_mode: str = "full",
+    seq_lens_sum: int | None = None,
+    backend: str = "auto",
+) -> Tree:
+    """seq_lens i64 (b). seq_lens_sum: the sum of seq_lens; where it is left out, the host asks the device for it if
+    mask_mode is "full", and waits.
 
     Returns what `build_tree` returns, with its forms of the mask: (tree_mask, positions i64 (b*N), retrieve_index,
     retrieve_next_token, retrieve_next_sibling, each i64 (b, N)). Raises ValueError for another mask_mode, more than
-    32 packed columns, and other shapes or types.
+    32 packed columns, and other shapes or types; and, where values are checked, for another sum.
     """
-    run = choose(backend, seq_lens.device, build_chain_tree_torch, build_chain_tree_triton)
+    run = choose(backend, device_of("seq_lens", seq_lens), build_chain_tree_torch, build_chain_tree_triton)
     check_size("num_draft_tokens", num_draft_tokens)
     check_mask_mode(mask_mode, num_draft_tokens)
     check_tensor("seq_lens", seq_lens, (None,))
     check_bounds("seq_lens", seq_lens, 0, 2**31)
+    if seq_lens_sum is not None:
+        check_size("seq_lens_sum", seq_lens_sum, at_least=0)
+        check_sum("seq_lens_sum", seq_lens_sum, "seq_lens", seq_lens)
     count_launch("build_chain_tree")
-    return run(seq_lens, num_draft_tokens, mask_mode)
+    return run(seq_lens, num_draft_tokens, mask_mode, seq_lens_sum)

@@ -14,15 +14,18 @@ EAGLE (Li et al. 2024, section 4.1, tree attention).
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
+from refspec.kernels.checks import check_bounds, check_size, check_sum, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 from refspec.kernels.tree_mask import check_mask_mode, flat_mask, new_mask, store_mask, tile_of
 
+# tree_mask, positions, retrieve_index, retrieve_next_token, retrieve_next_sibling
 Tree = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -34,8 +37,9 @@ def build_tree_torch(
     num_steps: int,
     num_draft_tokens: int,
     mask_mode: str = "full",
+    seq_lens_sum: int | None = None,
 ) -> Tree:
-    """The reference of `build_tree`."""
+    """The reference of `build_tree`. It reads the lengths themselves, and does not need their sum."""
     b, n, device = len(seq_lens), num_draft_tokens, top_scores_index.device
 
     # parent (b, N): the column of each column's parent; the root is its own.
@@ -135,10 +139,11 @@ def build_tree_triton(
     num_steps: int,
     num_draft_tokens: int,
     mask_mode: str = "full",
+    seq_lens_sum: int | None = None,
 ) -> Tree:
     """The kernel's launch. A "full" mask is filled first; see `refspec.kernels.tree_mask`."""
     b, n, device = len(seq_lens), num_draft_tokens, seq_lens.device
-    tree_mask = new_mask(seq_lens, n, mask_mode)
+    tree_mask = new_mask(seq_lens, n, mask_mode, seq_lens_sum)
     positions = torch.empty(b * n, dtype=torch.int64, device=device)
     index, child, sibling = torch.empty(3, b, n, dtype=torch.int64, device=device)
     if b:
@@ -173,19 +178,21 @@ def build_tree(
     num_steps: int,
     num_draft_tokens: int,
     mask_mode: str = "full",
+    seq_lens_sum: int | None = None,
     backend: str = "auto",
 ) -> Tree:
     """parent_list i64 (b, k(S-1)+1), width 0 when S = 1; top_scores_index i64 (b, N-1) ascending, closed under
-    parents; seq_lens i64 (b).
+    parents; seq_lens i64 (b). seq_lens_sum: the sum of seq_lens; where it is left out, the host asks the device for it
+    if mask_mode is "full", and waits.
 
     Returns (tree_mask, positions i64 (b*N), retrieve_index i64 (b, N), retrieve_next_token i64 (b, N),
     retrieve_next_sibling i64 (b, N)). tree_mask is flat: "full" and "qlen" are bool, N·(seq_len + N) and N·N for each
     request; "packed" is uint8, N little-endian words of 1, 2 or 4 bytes each (N <= 8, 16, 32), bit c for column c.
 
     Raises ValueError for another mask_mode, more than 32 packed columns, more nodes than there are candidates and
-    a root, and other shapes or types; and, where values are checked, for what is no tree.
+    a root, and other shapes or types; and, where values are checked, for what is no tree and for another sum.
     """
-    run = choose(backend, seq_lens.device, build_tree_torch, build_tree_triton)
+    run = choose(backend, device_of("seq_lens", seq_lens), build_tree_torch, build_tree_triton)
     check_size("topk", topk)
     check_size("num_steps", num_steps)
     pool = topk + (num_steps - 1) * topk**2
@@ -196,27 +203,38 @@ def build_tree(
     check_tensor("parent_list", parent_list, (b, topk * (num_steps - 1) + 1 if num_steps > 1 else 0), device=device)
     check_tensor("top_scores_index", top_scores_index, (b, num_draft_tokens - 1), device=device)
     check_bounds("seq_lens", seq_lens, 0, 2**31)
+    if seq_lens_sum is not None:
+        check_size("seq_lens_sum", seq_lens_sum, at_least=0)
+        check_sum("seq_lens_sum", seq_lens_sum, "seq_lens", seq_lens)
     check_bounds("parent_list", parent_list, -1, pool)
     check_bounds("top_scores_index", top_scores_index, 0, pool)
     if values_are_checked(device):
         _check_tree(parent_list, top_scores_index, topk)
     count_launch("build_tree")
-    return run(parent_list, top_scores_index, seq_lens, topk, num_steps, num_draft_tokens, mask_mode)
+    return run(parent_list, top_scores_index, seq_lens, topk, num_steps, num_draft_tokens, mask_mode, seq_lens_sum)
 
 
 def _check_tree(parent_list: Tensor, top_scores_index: Tensor, topk: int) -> None:
-    """The kept candidates ascend, and each one's parent is kept and stands one level above. Raises ValueError."""
-    if not bool((top_scores_index.diff(dim=1) > 0).all()):
-        raise ValueError("top_scores_index does not ascend in every row")
-    if parent_list.numel() and top_scores_index.numel():
-        parent = parent_list.gather(1, top_scores_index // topk)
-        is_kept = (parent[:, :, None] == top_scores_index[:, None, :]).any(-1) | (parent == -1)
-        if not bool(is_kept.all()):
-            raise ValueError("top_scores_index keeps a candidate whose parent, by parent_list, it does not keep")
-        if not bool((_level(parent, topk) == _level(top_scores_index, topk) - 1).all()):
-            raise ValueError("parent_list hangs a candidate under one that is not of the level above it")
+    """The kept candidates ascend, and each one's parent is kept and stands one level above. Raises ValueError.
+
+    On the host: for the few nodes of a tree that takes less time than to start operations on tensors.
+    """
+    for parents, kept in zip(parent_list.tolist(), top_scores_index.tolist(), strict=True):
+        if any(one >= next_one for one, next_one in pairwise(kept)):
+            raise ValueError("top_scores_index does not ascend in every row")
+        if not parents:  # one step: every candidate hangs under the root
+            continue
+        nodes = {-1, *kept}
+        for candidate in kept:
+            parent = parents[candidate // topk]
+            if parent not in nodes:
+                raise ValueError("top_scores_index keeps a candidate whose parent, by parent_list, it does not keep")
+            if _level(parent, topk) != _level(candidate, topk) - 1:
+                raise ValueError("parent_list hangs a candidate under one that is not of the level above it")
 
 
-def _level(pool_index: Tensor, topk: int) -> Tensor:
+def _level(pool_index: int, topk: int) -> int:
     """-1 for the root; k candidates at level 0, k² at each after it."""
-    return torch.where(pool_index < topk, pool_index.clamp(max=0), 1 + (pool_index - topk) // topk**2)
+    if pool_index < topk:
+        return min(pool_index, 0)
+    return 1 + (pool_index - topk) // topk**2

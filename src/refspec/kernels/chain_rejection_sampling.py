@@ -16,10 +16,12 @@ its softmax says: with p = .5 .5, a softmax of .9 .1 and token 0 always drafted,
 
 p = q leaves nothing over; then every draft stands, and nothing is divided by 0. If rounding rejects all the same and
 nothing is left, the token is drawn from p. An entry of q that is no probability (NaN, negative, above 1) counts as 0
-in what is left, and its token cannot be accepted.
+in what is left, and its token cannot be accepted. So it is with a NaN of p, but for draws from p itself, for which rows
+of p must be numbers.
 
-Bytes moved for each request, classic: 8·V for the rows p and q where the chain ends, one tile of them again, and 24·S
-for the judgement. Block: 8·V for each i with coin_i < h_i too, 8·V·S at most.
+Bytes moved for each request, classic: 8·V for the rows p and q where the chain ends (4·V behind the last draft, where
+there is no q), one tile of them again, and 24·S for the judgement. Block: 4·V where all drafts stand; else 8·V for the
+first row and for each i < S with coin_i < h_i, 8·V·S at most.
 
 Source: Leviathan et al. 2023, algorithm 1; Sun et al. 2024 (arXiv 2403.10444), algorithm 2; SGLang:
 python/sglang/kernels/ops/speculative/reject_sampling.py:chain_speculative_sampling_triton @0.5.23
@@ -32,11 +34,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor
+from refspec.kernels.checks import check_bounds, check_flag, check_size, check_tensor, device_of
 from refspec.kernels.inverse_cdf import check_coins, find_tile, first_beyond, inverse_cdf
 from refspec.kernels.launches import count_launch
-
-Walk = tuple[Tensor, Tensor, Tensor]  # predict, accept_index, accept_token_num
+from refspec.kernels.verify_tree_greedy import Walk
 
 
 def chain_rejection_sampling_torch(
@@ -62,7 +63,7 @@ def chain_rejection_sampling_torch(
 
     row = target_probs[every, accepted].double()
     q_row = F.pad(draft_probs, (0, 0, 0, 1))[every, accepted]  # after the last draft nothing is taken off
-    rest = (scale[:, None] * row - _as_probability(q_row)).clamp(min=0)
+    rest = _positive(scale[:, None] * row - _as_probability(q_row))
     drawn = inverse_cdf(rest, row, final_coins)
 
     before = column < accepted[:, None]
@@ -81,7 +82,7 @@ def _longest_block(
     for i in range(s):
         h[:, i + 1] = (h[:, i] * p[:, i] / q[:, i]).clamp(max=1)
     # left[:, i]: in the row after draft i. The last row has no q, and its h is the rule itself.
-    left = (h[:, 1:-1, None].double() * target_probs[:, 1:-1] - _as_probability(draft_probs[:, 1:])).clamp(min=0).sum(2)
+    left = _positive(h[:, 1:-1, None].double() * target_probs[:, 1:-1] - _as_probability(draft_probs[:, 1:])).sum(2)
     inner = h[:, 1:-1]
     rule = torch.cat([torch.where(inner < 1, left / (left + 1 - inner), 1), h[:, -1:]], 1)[:, :s]
     # If rows sum to 1, the rule is never above h. SGLang asks for both, and so differs for rows that do not.
@@ -93,6 +94,11 @@ def _longest_block(
 def _as_probability(q: Tensor) -> Tensor:
     """f64, with 0 for what is no probability."""
     return torch.where((q >= 0) & (q <= 1), q, 0.0).double()
+
+
+def _positive(x: Tensor) -> Tensor:
+    """x, with 0 for what is not above it, NaN included."""
+    return torch.where(x > 0, x, 0.0)
 
 
 @triton.jit
@@ -115,7 +121,7 @@ def _next_h(h, candidates, target_probs, draft_probs, r, i, s, vocab):
     q = tl.load(draft_probs + (r * s + i) * vocab + token)
     could_be_drafted = (q > 0) & (q <= 1)
     ratio = tl.div_rn(h * p, tl.where(could_be_drafted, q, 1.0))
-    return tl.where(could_be_drafted, tl.minimum(ratio, 1.0), 0.0)
+    return tl.where(could_be_drafted, tl.where(ratio >= 1.0, 1.0, ratio), 0.0)  # NaN stays, and accepts nothing
 
 
 @triton.jit
@@ -125,7 +131,8 @@ def _row_and_rest(target_probs, draft_probs, scale, r, i, s, vocab, tile, BLOCK:
     row = tl.load(target_probs + (r * (s + 1) + i) * vocab + token, token < vocab, other=0.0)
     q = tl.load(draft_probs + (r * s + i) * vocab + token, (token < vocab) & (i < s), other=0.0)
     q = tl.where((q >= 0) & (q <= 1), q, 0.0)
-    return row, tl.maximum(scale * row - q, 0.0)
+    rest = scale * row - q
+    return row, tl.where(rest > 0, rest, 0.0)
 
 
 @triton.jit
@@ -144,7 +151,7 @@ def _sum_kernel(
     """Program (r, i, t) sums the t-th tile of what is left after i drafts, and of the whole row.
 
     sums (b, rows, 2, tiles). Classic: there is one row, where the chain ends. Block: there are S + 1; those that cannot
-    be asked for, because coin_i >= h_i, are left out.
+    be asked for are left out: because coin_i >= h_i, or because all S drafts stand and only the last row counts.
     """
     r, tile = tl.program_id(0).to(tl.int64), tl.program_id(2)
     rows, tiles = tl.num_programs(1), tl.num_programs(2)
@@ -154,6 +161,11 @@ def _sum_kernel(
         for j in range(i):
             scale = _next_h(scale, candidates, target_probs, draft_probs, r, j, s, vocab)
         if tl.load(coins + r * s + i - 1, i > 0, other=0.0) >= scale:
+            return
+        h = scale
+        for j in range(i, s):
+            h = _next_h(h, candidates, target_probs, draft_probs, r, j, s, vocab)
+        if tl.load(coins + r * s + s - 1, i < s, other=1.0) < h:
             return
     else:
         i = _first_rejected(candidates, target_probs, draft_probs, coins, r, s, vocab, S_UPPER)
@@ -195,7 +207,7 @@ def _judge_and_draw_kernel(
             coin = tl.load(coins + r * s + i - 1)
             if coin < h:
                 rule = h
-                if (i < s) & (h < 1.0):
+                if (i < s) & (h < 1.0):  # where all drafts stand nobody has summed this, and it will not matter
                     left = tl.sum(tl.load(sums + (r * (s + 1) + i) * 2 * tiles + lanes, lanes < tiles, other=0.0), 0)
                     rule = tl.div_rn(left, left + (1.0 - h))
                 if coin < rule:
@@ -285,7 +297,12 @@ def chain_rejection_sampling(
     token excluded). Raises ValueError for other shapes or types, and, where values are checked, for tokens or coins
     out of range.
     """
-    run = choose(backend, target_probs.device, chain_rejection_sampling_torch, chain_rejection_sampling_triton)
+    run = choose(
+        backend,
+        device_of("target_probs", target_probs),
+        chain_rejection_sampling_torch,
+        chain_rejection_sampling_triton,
+    )
     device = target_probs.device
     check_tensor("target_probs", target_probs, (None, None, None), torch.float32)
     b, n, vocab = target_probs.shape
@@ -296,6 +313,7 @@ def chain_rejection_sampling(
     check_tensor("coins", coins, (b, n - 1), torch.float32, device)
     check_tensor("final_coins", final_coins, (b,), torch.float32, device)
     check_bounds("candidates", candidates, 0, vocab)
+    check_flag("block_verification", block_verification)
     check_coins("coins", coins)
     check_coins("final_coins", final_coins)
     count_launch("chain_rejection_sampling")

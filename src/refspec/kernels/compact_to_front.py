@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_tensor, values_are_checked
+from refspec.kernels.checks import check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 
 # Rows are moved, not calculated with: any type will do that has their bytes.
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def compact_to_front_torch(x: Tensor, accept_index: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def compact_to_front_torch(x: Tensor, accept_index: Tensor) -> Tensor:
     return x[source.flatten()]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _compact_to_front_kernel(x, accept_index, out, rows, n, d, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Program (t, c) writes the c-th COLUMNS of the t-th ROWS rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -49,7 +49,7 @@ def compact_to_front_triton(x: Tensor, accept_index: Tensor) -> Tensor:
     if x.numel():
         b, d = accept_index.shape
         rows = len(x)
-        flat, flat_out = (y.view(rows, -1).view(_BITS[min(y.element_size(), 8)]) for y in (x, out))
+        flat, flat_out = (y.view(rows, -1).view(BITS[min(y.element_size(), 8)]) for y in (x, out))
         width = flat.shape[1]
         columns = min(triton.next_power_of_2(width), 1024)
         at_once = min(triton.next_power_of_2(rows), 1024 // columns)
@@ -67,7 +67,7 @@ def compact_to_front(x: Tensor, accept_index: Tensor, backend: str = "auto") -> 
     Raises ValueError for other shapes or types, and, where values are checked, for a row outside its request's block
     and for a row behind padding.
     """
-    run = choose(backend, x.device, compact_to_front_torch, compact_to_front_triton)
+    run = choose(backend, device_of("x", x), compact_to_front_torch, compact_to_front_triton)
     check_tensor("accept_index", accept_index, (None, None), torch.int32, x.device)
     if not x.dim():
         raise ValueError("x has shape (), it must have rows")

@@ -18,9 +18,9 @@ from refspec.kernels.assign_draft_cache_locs import (
     first_draft_position,
     first_draft_positions,
 )
-from refspec.kernels.assign_extend_cache_locs import MOST_PROGRAMS
+from refspec.kernels.assign_req_to_token import programs_for_each
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_size, values_are_checked
+from refspec.kernels.checks import check_size, check_sum, device_of
 from refspec.kernels.launches import count_launch
 
 
@@ -47,7 +47,7 @@ def draft_kv_indices_torch(
     return kv_indptr, req_to_token[req_pool_indices[request], positions]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "total"])
 def _draft_kv_indices_kernel(
     req_to_token,
     req_pool_indices,
@@ -101,9 +101,8 @@ def draft_kv_indices_triton(
     total = topk * (seq_lens_sum + b * (step + 1))
     kv_indptr = torch.empty(b * topk + 1, dtype=torch.int64, device=device)
     kv_indices = torch.empty(total, dtype=torch.int64, device=device)
-    # How long each request is stands on the device. None is longer than all together.
-    blocks = min(triton.cdiv(seq_lens_sum + step + 1, block), max(1, MOST_PROGRAMS // (b * topk)))
-    _draft_kv_indices_kernel[(b * topk, blocks)](
+    programs = programs_for_each(b * topk, triton.cdiv(seq_lens_sum + step + 1, block))
+    _draft_kv_indices_kernel[(b * topk, programs)](
         req_to_token,
         req_pool_indices,
         seq_lens,
@@ -145,7 +144,7 @@ def draft_kv_indices(
     Raises ValueError for other shapes or types, a step beyond num_steps, and, where values are checked, for a place
     that the table lacks and for another sum.
     """
-    run = choose(backend, req_to_token.device, draft_kv_indices_torch, draft_kv_indices_triton)
+    run = choose(backend, device_of("req_to_token", req_to_token), draft_kv_indices_torch, draft_kv_indices_triton)
     check_size("step", step, at_least=0)
     if num_steps is None:
         if topk != 1:
@@ -157,7 +156,6 @@ def draft_kv_indices(
         seq_lens_sum = int(seq_lens.sum())
     else:
         check_size("seq_lens_sum", seq_lens_sum, at_least=0)
-        if values_are_checked(seq_lens.device) and int(seq_lens.sum()) != seq_lens_sum:
-            raise ValueError(f"seq_lens_sum is {seq_lens_sum}, seq_lens add up to {int(seq_lens.sum())}")
+        check_sum("seq_lens_sum", seq_lens_sum, "seq_lens", seq_lens)
     count_launch("draft_kv_indices")
     return run(req_to_token, req_pool_indices, seq_lens, topk, step, num_steps, page_size, seq_lens_sum)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_size, check_tensor
+from refspec.kernels.checks import check_size, check_tensor, device_of
 from refspec.kernels.launches import count_launch
 
 
@@ -48,7 +48,7 @@ def _best_of_tile_kernel(logits, best, best_index, row_stride, vocab, BLOCK: tl.
     tl.store(best_index + out, tl.min(tl.where(x == most, token, 2147483647), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["column"])
 def _settle_kernel(
     best,
     best_index,
@@ -117,7 +117,7 @@ def draft_topk1(
     draft_tokens[:, column] = the best tokens. Raises ValueError for other shapes, types or layouts, and for a column
     that draft_tokens lacks.
     """
-    run, device = choose(backend, logits.device, draft_topk1_torch, draft_topk1_triton), logits.device
+    run, device = choose(backend, device_of("logits", logits), draft_topk1_torch, draft_topk1_triton), logits.device
     floats = (torch.float16, torch.bfloat16, torch.float32)
     check_tensor("logits", logits, (None, None), floats, rows_may_lie_apart=True)
     b, vocab = logits.shape

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.assign_draft_cache_locs import check_draft_region, first_draft_position, first_draft_positions
-from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, values_are_checked
+from refspec.kernels.backend import choose, tl, triton, triton_type
+from refspec.kernels.checks import check_bounds, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 from refspec.kernels.move_kv_cache import (
     TILE,
@@ -25,7 +25,6 @@ from refspec.kernels.move_kv_cache import (
     layer_table,
     load_layer,
     move_kv_cache_torch,
-    triton_type,
 )
 
 
@@ -151,7 +150,9 @@ def duplicate_prefix_tail(
     Raises ValueError for other shapes or types, and, where values are checked, for branches that do not fit into the
     table and slots that the pool lacks.
     """
-    run = choose(backend, req_to_token.device, duplicate_prefix_tail_torch, duplicate_prefix_tail_triton)
+    run = choose(
+        backend, device_of("req_to_token", req_to_token), duplicate_prefix_tail_torch, duplicate_prefix_tail_triton
+    )
     check_draft_region(req_to_token, req_pool_indices, seq_lens, topk, num_steps, page_size)
     slots = check_pool(pool, req_to_token.device)
     count_launch("duplicate_prefix_tail")

@@ -1,4 +1,8 @@
-"""Counts what the dispatchers launch, by operation, as it happens. A GPU launch costs host time even for no rows."""
+"""Counts the dispatchers' calls, by operation, as they happen.
+
+A call counts as one launch, whoever runs it and however many kernels that takes: one for most, two for some, none for
+no rows. A call that was refused does not count.
+"""
 
 from __future__ import annotations
 
@@ -8,5 +12,5 @@ launches: Counter[str] = Counter()
 
 
 def count_launch(operation: str) -> None:
-    """One more launch of `operation`, the name of its dispatcher."""
+    """One more call of `operation`, the name of its dispatcher."""
     launches[operation] += 1

@@ -6,7 +6,8 @@ between a node and its grandchild stands the child.
 Bytes moved for each request: less than half of the mask's N·N bytes in, the cells left of the diagonal, once; 3·N
 links out (8 each).
 
-Source: SGLang: python/sglang/kernels/ops/speculative/reconstruct_tree.py @0.5.23
+Source: SGLang: python/sglang/kernels/ops/speculative/reconstruct_tree.py:reconstruct_indices_from_tree_mask_func
+@0.5.23
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_size, check_tensor
+from refspec.kernels.checks import check_size, check_tensor, device_of
 from refspec.kernels.launches import count_launch
 from refspec.kernels.tree_mask import tile_of
 
@@ -89,7 +90,7 @@ def links_from_mask(qlen_mask: Tensor, backend: str = "auto") -> Links:
     Returns (retrieve_index, retrieve_next_token, retrieve_next_sibling), each i64 (b, N), as `build_tree` does. A
     node without ancestors, as the root is, has no siblings. Raises ValueError for other shapes or types.
     """
-    run = choose(backend, qlen_mask.device, links_from_mask_torch, links_from_mask_triton)
+    run = choose(backend, device_of("qlen_mask", qlen_mask), links_from_mask_torch, links_from_mask_triton)
     check_tensor("qlen_mask", qlen_mask, (None, None, None), dtype=torch.bool)
     check_size("qlen_mask's last size", qlen_mask.shape[2])
     check_tensor("qlen_mask", qlen_mask, (None, qlen_mask.shape[2], None), dtype=torch.bool)

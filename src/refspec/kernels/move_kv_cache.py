@@ -14,15 +14,16 @@ cut into parts that know nothing of each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import gcd
 from typing import Any, NamedTuple, Protocol
+from weakref import finalize
 
 import torch
 from torch import Tensor
 
-from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_tensor, values_are_checked
+from refspec.kernels.backend import choose, tl, triton, triton_type
+from refspec.kernels.checks import check_bounds, check_tensor, device_of, values_are_checked
+from refspec.kernels.compact_to_front import BITS
 from refspec.kernels.launches import count_launch
 
 FEW = 128  # rows that one program holds in registers: with 16 units of 8 bytes of each, 32 registers a thread
@@ -35,7 +36,7 @@ class KVPool(Protocol):
     @property
     def layers(self) -> Sequence[Tensor]:
         """One tensor (slots, ...) for each layer or part of one, all with as many slots, each slot's row contiguous.
-        Shapes and types may differ; there may be none.
+        Shapes and types may differ; there may be none. A layer stays where it is as long as it lives.
         """
         ...
 
@@ -47,6 +48,7 @@ class LayerTable(NamedTuple):
     the width of a row, and the widths of all layers before it. align: units that all of these are multiples of.
     """
 
+    slots: int
     rows: Tensor
     unit: torch.dtype
     align: int
@@ -54,43 +56,66 @@ class LayerTable(NamedTuple):
     total_width: int
 
 
+_tables: dict[tuple[int, ...], LayerTable] = {}  # by the identities of the layers, as long as all of these live
+
+
 def layer_table(pool: KVPool) -> LayerTable:
-    """The table of a pool with at least one layer. Units are as large as all rows allow, of 1 to 8 bytes."""
-    layers = tuple((x.data_ptr(), x.stride(0) * x.element_size(), x[:1].nbytes) for x in pool.layers)
-    return _layer_table(layers, pool.layers[0].device)
+    """The table of a pool with at least one layer, made when these layers are first seen.
+
+    Units are as large as all rows allow, of 1 to 8 bytes. It stays where it is as long as the layers do, so a captured
+    graph may hold its address; but the first call copies from the host, and must not be captured.
+    Raises TypeError or ValueError if pool.layers are not as `KVPool` says.
+    """
+    identities = tuple(map(id, pool.layers))
+    table = _tables.get(identities)
+    if table is None:
+        check_layers(pool.layers)
+        table = _tables[identities] = _table_of(pool.layers)
+        for layer in pool.layers:
+            finalize(layer, _tables.pop, identities, None)
+    return table
 
 
-@cache  # A table is small, and never given up: a captured graph holds its address. Its key holds all that is in it.
-def _layer_table(layers: tuple[tuple[int, int, int], ...], device: torch.device) -> LayerTable:
-    aligned = gcd(16, *(number for layer in layers for number in layer))  # 16 bytes: the widest load
+def _table_of(layers: Sequence[Tensor]) -> LayerTable:
+    """The table of layers that were checked."""
+    in_bytes = [(x.data_ptr(), x.stride(0) * x.element_size(), x[:1].nbytes) for x in layers]
+    aligned = gcd(16, *(number for layer in in_bytes for number in layer))  # 16 bytes: the widest load
     size = min(aligned, 8)
     rows, before = [], 0
-    for address, stride, width in layers:
+    for address, stride, width in in_bytes:
         rows.append([address, stride // size, width // size, before])
         before += width // size
-    unit = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     widest = max(width for _, _, width, _ in rows)
-    return LayerTable(torch.tensor(rows, device=device), unit, aligned // size, widest, before)
+    on_device = torch.tensor(rows, device=layers[0].device)
+    return LayerTable(len(layers[0]), on_device, BITS[size], aligned // size, widest, before)
 
 
-def triton_type(dtype: torch.dtype) -> Any:
-    """The same type, as a kernel's argument."""
-    return getattr(tl, str(dtype).removeprefix("torch."))
-
-
-def check_pool(pool: KVPool, device: torch.device) -> int:
-    """Raises ValueError if pool.layers are not as `KVPool` says, or not on that device. Returns the number of slots,
-    0 where there are no layers.
-    """
-    for i, layer in enumerate(pool.layers):
+def check_layers(layers: Sequence[Tensor]) -> None:
+    """Raises TypeError or ValueError if these are not layers as `KVPool` says, or not all on one device."""
+    for i, layer in enumerate(layers):
         name = f"pool.layers[{i}]"
-        if layer.device != device:
-            raise ValueError(f"{name} is on {layer.device}, the other arguments are on {device}")
-        if layer.shape[:1] != pool.layers[0].shape[:1] or not layer.dim():
+        if not isinstance(layer, Tensor):
+            raise TypeError(f"{name} is {type(layer).__name__}, it must be a tensor")
+        if layer.device != layers[0].device:
+            raise ValueError(f"{name} is on {layer.device}, pool.layers[0] is on {layers[0].device}")
+        if layer.shape[:1] != layers[0].shape[:1] or not layer.dim():
             raise ValueError(f"{name} has shape {tuple(layer.shape)}, all layers must have as many slots")
         if not layer[:1].is_contiguous() or (len(layer) > 1 and layer.stride(0) < layer[0].numel()):
             raise ValueError(f"{name} has strides {layer.stride()}, each slot must be contiguous and apart from others")
-    return len(pool.layers[0]) if pool.layers else 0
+
+
+def check_pool(pool: KVPool, device: torch.device) -> int:
+    """Raises TypeError or ValueError if pool.layers are not as `KVPool` says, or not on that device. Returns the number
+    of slots, 0 where there are no layers. The layers are looked at once, not at every call.
+    """
+    if not isinstance(layers := getattr(pool, "layers", None), Sequence):
+        raise TypeError(f"pool is {type(pool).__name__}, it must have a sequence of tensors as its layers")
+    if not layers:
+        return 0
+    table = layer_table(pool)
+    if table.rows.device != device:
+        raise ValueError(f"pool.layers[0] is on {table.rows.device}, the other arguments are on {device}")
+    return table.slots
 
 
 def move_kv_cache_torch(pool: KVPool, dst: Tensor, src: Tensor) -> None:
@@ -112,7 +137,7 @@ def load_layer(table, i, UNIT: tl.constexpr, ALIGN: tl.constexpr):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _move_few_kernel(
     table, dst, src, n, UNIT: tl.constexpr, ALIGN: tl.constexpr, N_UPPER: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -128,7 +153,7 @@ def _move_few_kernel(
     tl.store(base + target[:, None] * stride + column[None, :], value, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _copy_rows_kernel(
     table,
     slots,
@@ -187,7 +212,7 @@ def move_kv_cache(pool: KVPool, dst: Tensor, src: Tensor, backend: str = "auto")
     then holds. Raises ValueError for other shapes or types, and, where values are checked, for a slot that the pool
     lacks and for a target that comes twice.
     """
-    run = choose(backend, dst.device, move_kv_cache_torch, move_kv_cache_triton)
+    run = choose(backend, device_of("dst", dst), move_kv_cache_torch, move_kv_cache_triton)
     check_tensor("dst", dst, (None,))
     check_tensor("src", src, dst.shape, device=dst.device)
     slots = check_pool(pool, dst.device)

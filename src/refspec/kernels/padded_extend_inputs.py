@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor
+from refspec.kernels.checks import check_bounds, check_size, check_tensor, device_of
 from refspec.kernels.launches import count_launch
 
 
@@ -30,7 +30,7 @@ def padded_extend_inputs_torch(
     return positions.flatten(), predict.long(), last_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["b"])
 def _padded_extend_inputs_kernel(
     seq_lens,
     accept_lens,
@@ -90,7 +90,7 @@ def padded_extend_inputs(
     Returns (positions i64 (b*N): seq_len + column; input_ids i64 (b*N); last_rows i64 (b): the row of each bonus).
     Raises ValueError for other shapes or types, and, where values are checked, for accept_lens out of range.
     """
-    run = choose(backend, seq_lens.device, padded_extend_inputs_torch, padded_extend_inputs_triton)
+    run = choose(backend, device_of("seq_lens", seq_lens), padded_extend_inputs_torch, padded_extend_inputs_triton)
     check_size("num_draft_tokens", num_draft_tokens)
     check_tensor("seq_lens", seq_lens, (None,))
     check_tensor("accept_lens", accept_lens, seq_lens.shape, torch.int32, seq_lens.device)

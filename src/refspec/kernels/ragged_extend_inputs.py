@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_tensor, values_are_checked
+from refspec.kernels.checks import check_bounds, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 
 
@@ -28,7 +28,7 @@ def ragged_extend_inputs_torch(
     return positions, last_rows, accept_tokens[last_rows].long()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _ragged_extend_inputs_kernel(
     seq_lens,
     accept_lens,
@@ -64,6 +64,7 @@ def ragged_extend_inputs_triton(
         torch.empty(size, dtype=torch.int64, device=seq_lens.device) for size in (total, b, b)
     )
     if b:
+        b_upper = triton.next_power_of_2(b)
         _ragged_extend_inputs_kernel[(b,)](
             seq_lens,
             accept_lens,
@@ -72,9 +73,9 @@ def ragged_extend_inputs_triton(
             last_rows,
             bonus_tokens,
             total,
-            B_UPPER=triton.next_power_of_2(b),
+            B_UPPER=b_upper,
             BLOCK=64,
-            num_warps=1,
+            num_warps=max(1, min(8, b_upper // 256)),
         )
     return positions, last_rows, bonus_tokens
 
@@ -89,15 +90,14 @@ def ragged_extend_inputs(
     the row of each bonus; bonus_tokens i64 (b)).
     Raises ValueError for other shapes or types, and, where values are checked, for lengths that do not fit.
     """
-    run = choose(backend, seq_lens.device, ragged_extend_inputs_torch, ragged_extend_inputs_triton)
+    run = choose(backend, device_of("seq_lens", seq_lens), ragged_extend_inputs_torch, ragged_extend_inputs_triton)
     check_tensor("seq_lens", seq_lens, (None,))
     check_tensor("accept_lens", accept_lens, seq_lens.shape, torch.int32, seq_lens.device)
     check_tensor("accept_tokens", accept_tokens, (None,), (torch.int32, torch.int64), seq_lens.device)
     check_bounds("accept_lens", accept_lens, 1, 2**31)
-    check_bounds("seq_lens - accept_lens", seq_lens - accept_lens, 0, 2**62)
-    if values_are_checked(seq_lens.device) and int(accept_lens.sum()) != len(accept_tokens):
-        raise ValueError(
-            f"accept_tokens has {len(accept_tokens)} entries, accept_lens ask for {int(accept_lens.sum())}"
-        )
+    if values_are_checked(seq_lens.device):
+        check_bounds("seq_lens - accept_lens", seq_lens - accept_lens, 0, 2**62)
+        if (total := int(accept_lens.sum())) != len(accept_tokens):
+            raise ValueError(f"accept_tokens has {len(accept_tokens)} entries, accept_lens ask for {total}")
     count_launch("ragged_extend_inputs")
     return run(seq_lens, accept_lens, accept_tokens)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_size, values_are_checked
+from refspec.kernels.checks import check_size, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 
 
@@ -118,7 +118,7 @@ def stable_topk(values: Tensor, k: int, backend: str = "auto") -> tuple[Tensor, 
     for rows of some hundred entries and any k, and for rows of any length and a k of some ten. Raises ValueError for
     another type or k, and, where values are checked, for such an entry.
     """
-    run = choose(backend, values.device, stable_topk_torch, stable_topk_triton)
+    run = choose(backend, device_of("values", values), stable_topk_torch, stable_topk_triton)
     if values.dtype is not torch.float32 or not values.dim():
         raise ValueError(f"values is {values.dtype} of shape {tuple(values.shape)}, it must be torch.float32 (..., n)")
     check_size("k", k, at_most=values.shape[-1])

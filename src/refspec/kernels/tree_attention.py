@@ -23,25 +23,33 @@ import itertools
 import torch
 from torch import Tensor
 
-from refspec.kernels.backend import choose, interpreting, tl, triton
-from refspec.kernels.checks import check_bounds, check_tensor, values_are_checked
+from refspec.kernels.backend import choose, interpreting, tl, triton, triton_type
+from refspec.kernels.checks import check_bounds, check_number, check_size, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 LEAST_KEYS_OF_A_PART = 256  # with fewer, writing a part and reading it back costs what the split brings
 MOST_PARTS = 64
+MOST_DIM = 256  # beyond, what a program holds does not fit into registers
 # The interpreter has no processors to keep busy. It counts as a small GPU, so that it runs the code that a GPU would.
 PROCESSORS_OF_INTERPRETER = 16
 
 
 def tree_attention_torch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: Tensor, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    tree_mask: Tensor,
+    scale: float,
+    tail: int | None,
 ) -> Tensor:
-    """The reference of `tree_attention`: sequence by sequence, at least in float32."""
+    """The reference of `tree_attention`: sequence by sequence, at least in float32. tail: T, None for "full"."""
     out = torch.empty(*q.shape, dtype=q.dtype, device=q.device)
     bounds = kv_indptr.tolist()
-    n, tail = _rows_and_tail(q, kv_indptr, kv_indices, tree_mask)
+    n = len(q) // max(1, len(bounds) - 1)
     group = q.shape[1] // k_cache.shape[1]
     exact = torch.promote_types(q.dtype, torch.float32)
     used = 0  # of the mask
@@ -62,7 +70,7 @@ def tree_attention_torch(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "nodes", "tiles", "parts"])
 def _attend_kernel(
     q,
     k_cache,
@@ -155,7 +163,7 @@ def _attend_kernel(
         tl.store(lse + place, highest + tl.log(total), is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_heads", "parts"])
 def _combine_kernel(
     outs,  # f32, or f64 for a float64 answer: (parts, rows, heads, dim)
     lse,  # the same: (parts, rows, heads)
@@ -181,7 +189,14 @@ def _combine_kernel(
 
 
 def tree_attention_triton(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: Tensor, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    tree_mask: Tensor,
+    scale: float,
+    tail: int | None,
 ) -> Tensor:
     """The kernels' launches: one, or two where contexts are long and sequences few."""
     rows, heads, dim = q.shape
@@ -189,7 +204,7 @@ def tree_attention_triton(
     if not out.numel():
         return out
     sequences, kv_heads, group = len(kv_indptr) - 1, k_cache.shape[1], heads // k_cache.shape[1]
-    nodes, tail = _rows_and_tail(q, kv_indptr, kv_indices, tree_mask)
+    nodes = rows // sequences
     acc = torch.float32
     if q.dtype is torch.float64:  # a Python float reaches a kernel as float32, so here the scale must not be one
         q, scale, acc = q * scale, 1.0, torch.float64
@@ -229,8 +244,8 @@ def tree_attention_triton(
         BLOCK_N=block_n,
         BLOCK_D=block_d,
         # The interpreter multiplies the bits of bfloat16 numbers.
-        DOT=tl.float32 if q.dtype is torch.bfloat16 and interpreting() else getattr(tl, str(q.dtype)[6:]),
-        ACC=getattr(tl, str(acc)[6:]),
+        DOT=tl.float32 if q.dtype is torch.bfloat16 and interpreting() else triton_type(q.dtype),
+        ACC=triton_type(acc),
         num_warps=warps,
         num_stages=stages,
     )
@@ -252,14 +267,14 @@ def tree_attention_triton(
 def _blocks(rows: int, block_d: int, itemsize: int) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, num_warps and num_stages for that many rows over the same keys.
 
-    As large as the registers allow: up to dim 256 (float64: 128) nothing spills on sm_80 and sm_90. No tensor core
+    As large as the registers allow: up to dim 256, in steps of 16, nothing spills on sm_80 and sm_90. No tensor core
     multiplies float32 as it is, and the other way takes many registers.
     """
-    if itemsize >= 4:
-        return 16, 16, 4, 2
     wide = block_d > 128
+    if itemsize >= 4:
+        return (16, 16, 8, 1) if wide and itemsize == 8 else (16, 16, 4, 3)
     block_m = max(16, min(32 if wide else 64, triton.next_power_of_2(rows)))
-    return block_m, 32 if wide else 64, 4 if block_m == 16 else 8, 2
+    return block_m, 32 if wide else 64, 4 if block_m == 16 else 8, 3
 
 
 def _parts(programs: int, keys: int, device: torch.device) -> int:
@@ -273,8 +288,8 @@ def _parts(programs: int, keys: int, device: torch.device) -> int:
     return max(1, min(2 * processors // programs, keys // LEAST_KEYS_OF_A_PART, MOST_PARTS))
 
 
-def _rows_and_tail(q: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: Tensor) -> tuple[int, int | None]:
-    """N, and T; None for T where the mask has a column for every key. Raises ValueError for sizes that do not fit.
+def _tail_of(q: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: Tensor) -> int | None:
+    """T; None where the mask has a column for every key. Raises ValueError for sizes that do not fit.
 
     A mask whose size fits both readings is no ambiguity: then T is the mean length, and since no length is below T,
     every length is T.
@@ -284,13 +299,13 @@ def _rows_and_tail(q: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: 
         raise ValueError(f"q has {rows} rows and kv_indptr {sequences + 1} entries: each sequence needs as many rows")
     nodes = rows // sequences if sequences else 0
     if tree_mask.numel() == nodes * len(kv_indices):
-        return nodes, None
+        return None
     if not rows or tree_mask.numel() % rows:
         raise ValueError(
             f"tree_mask has {tree_mask.numel()} entries, it must have as many for each of the {rows} rows, or "
             f"{nodes} for each of the {len(kv_indices)} keys"
         )
-    return nodes, tree_mask.numel() // rows
+    return tree_mask.numel() // rows
 
 
 def tree_attention(
@@ -306,8 +321,8 @@ def tree_attention(
     """softmax(scale · q · keys) · values, of the keys that each row sees.
 
     q (G·N, heads, dim), N rows for each of the G sequences; k_cache, v_cache (slots, kv_heads, dim) of q's dtype;
-    heads a multiple of kv_heads, head h reads KV head h // (heads // kv_heads). float16, bfloat16, float32, float64.
-    Along their first dimension the three may be strided: the pool keeps keys and values side by side.
+    heads a multiple of kv_heads, head h reads KV head h // (heads // kv_heads); dim 256 at most. float16, bfloat16,
+    float32, float64. Along their first dimension the three may be strided: the pool keeps keys and values side by side.
     kv_indptr i64 (G+1), kv_indices i64: sequence g's keys are in the slots kv_indices[kv_indptr[g]:kv_indptr[g+1]].
     tree_mask bool, flat, row after row: G·N·T for some T, then it rules the last T keys of each sequence (which has as
     many) and the earlier ones are seen by all rows ("qlen": T = N; plain decoding: N = T = 1, all true); or
@@ -318,20 +333,22 @@ def tree_attention(
     Raises ValueError for other shapes, types or layouts, and, where values are checked, for slots or bounds that are
     none, or a sequence shorter than T.
     """
-    run = choose(backend, q.device, tree_attention_torch, tree_attention_triton)
+    run = choose(backend, device_of("q", q), tree_attention_torch, tree_attention_triton)
     check_tensor("q", q, (None, None, None), DTYPES, rows_may_lie_apart=True)
     check_tensor("k_cache", k_cache, (None, None, q.shape[2]), q.dtype, q.device, rows_may_lie_apart=True)
     check_tensor("v_cache", v_cache, tuple(k_cache.shape), q.dtype, q.device, rows_may_lie_apart=True)
     check_tensor("kv_indptr", kv_indptr, (None,), device=q.device)
     check_tensor("kv_indices", kv_indices, (None,), device=q.device)
     check_tensor("tree_mask", tree_mask, (None,), torch.bool, q.device)
+    check_size("q's last size", q.shape[2], at_most=MOST_DIM)
+    check_number("scale", scale)
     if k_cache.shape[1] < 1 or q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"q has {q.shape[1]} heads, they must be a multiple of k_cache's {k_cache.shape[1]}")
-    _, tail = _rows_and_tail(q, kv_indptr, kv_indices, tree_mask)
+    tail = _tail_of(q, kv_indptr, kv_indices, tree_mask)
     check_bounds("kv_indices", kv_indices, 0, len(k_cache))
     if values_are_checked(q.device):
         if int(kv_indptr[0]) != 0 or int(kv_indptr[-1]) != len(kv_indices):
             raise ValueError(f"kv_indptr is {kv_indptr.tolist()}, it must lead from 0 to {len(kv_indices)}")
         check_bounds("kv_indptr's differences", kv_indptr.diff(), tail or 0, len(kv_indices) + 1)
     count_launch("tree_attention")
-    return run(q, k_cache, v_cache, kv_indptr, kv_indices, tree_mask, scale)
+    return run(q, k_cache, v_cache, kv_indptr, kv_indices, tree_mask, scale, tail)

@@ -7,10 +7,11 @@
 | "packed"  | uint8 | N rows of one little-endian word of 1, 2 or 4 bytes (N <= 8, 16, 32); bit c is column c    |
 
 "full" grows with the context: 64 requests of 64 nodes after a million tokens each take 4 GB, and places in it pass
-2^31. Its size is also the only thing here that must be known on the host, so it makes the host wait for seq_lens.
+2^31. Its size is also the only thing here that must be known on the host: where the caller does not say what seq_lens
+add up to, the host asks the device for it, and waits. The references wait in any case.
 
 Source: SGLang: python/sglang/kernels/ops/speculative/spec_tree.py:TreeMaskMode @0.5.23, and the words of
-kernels/jit/include/sgl_kernel/speculative/eagle.cuh:build_tree_efficient_partial_packed
+python/sglang/kernels/jit/include/sgl_kernel/speculative/eagle.cuh:build_tree_efficient_partial_packed @0.5.23
 """
 
 from __future__ import annotations
@@ -54,16 +55,18 @@ def flat_mask(visible: Tensor, seq_lens: Tensor, mask_mode: str) -> Tensor:
     return visible.flatten()
 
 
-def new_mask(seq_lens: Tensor, num_draft_tokens: int, mask_mode: str) -> Tensor:
+def new_mask(seq_lens: Tensor, num_draft_tokens: int, mask_mode: str, seq_lens_sum: int | None) -> Tensor:
     """A mask for `store_mask` to complete: flat, "packed" as words. In a "full" one the prefix is there already.
 
+    seq_lens_sum: the sum of seq_lens; None: the host asks the device for it, and waits.
     One fill writes all of a "full" mask, 16 bytes at a time, and the trees' own columns are written over it: rows
     begin at any byte, so a kernel that went by rows would write the prefix byte by byte.
     """
     b, n, device = len(seq_lens), num_draft_tokens, seq_lens.device
     if mask_mode == "full":
-        size = n * (int(seq_lens.sum()) + b * n)  # waits for the device: memory is handed out by the host
-        return torch.ones(size, dtype=torch.bool, device=device)
+        if seq_lens_sum is None:
+            seq_lens_sum = int(seq_lens.sum())
+        return torch.ones(n * (seq_lens_sum + b * n), dtype=torch.bool, device=device)
     if mask_mode == "packed":
         return torch.empty(b * n, dtype=word_of(n), device=device)
     return torch.empty(b * n * n, dtype=torch.bool, device=device)

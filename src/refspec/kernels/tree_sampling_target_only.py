@@ -6,12 +6,13 @@ whose it is. If it is a child's, that child is accepted and the walk goes on fro
 nobody's, the token is one of the others: their probabilities are drawn from with a coin of its own. So the token after
 each node has exactly the target's law, whatever was drafted; the draft's probabilities are not needed.
 
-Pieces are half-open: the coin c is child i's if (sum before i) <= c < (sum with i). SGLang accepts at c <= sum, and so
-accepts a token of probability 0 when the coin is 0; outside of such borders both are the same. Siblings must hold
-different tokens, as a top-k gives them: a repeated one is counted twice, here as in SGLang, and that bends the law.
+Pieces are half-open: the coin c is child i's if (sum before i) <= c < (sum with i). So it is in
+SGLang, which accepted at c <= sum before (@v0.5.5), and so a token of probability 0 when the coin was 0. Siblings must
+hold different tokens, as a top-k gives them: a repeated one counts twice, here as in SGLang, and that bends the law.
 
 threshold_acc < 1 stretches the children's pieces by 1 / threshold_acc, and threshold_single < 1 accepts any child of at
-least that probability: longer accepted paths, and no longer the target's law.
+least that probability: longer accepted paths, and no longer the target's law. (Of threshold_single 0, SGLang still
+excepts what has probability 0.)
 
 Why the last draw needs a coin of its own: after a rejection, the coin is known to lie in the upper part of the unit
 interval. With p = .4 .3 .2 .1 and token 0 drafted, a coin that rejects lies in [.4, 1). Used again (`reuse_coin=True`;
@@ -22,8 +23,8 @@ Bytes moved for each request: 4·V for the row where the walk ends, and one tile
 a chain of dependent reads. Every program of a request's tiles walks for itself: that takes no longer than one walk for
 all of them would, and saves a launch.
 
-Source: SGLang: sgl-kernel/csrc/speculative/speculative_sampling.cuh:TreeSpeculativeSamplingTargetOnly @0.5.5;
-SpecInfer (Miao et al. 2024, multi-step speculative sampling), whose draft law is here the drafted token itself.
+Source: SGLang: python/sglang/kernels/jit/include/sgl_kernel/speculative/sampling.cuh:TreeSpeculativeSamplingTargetOnly
+@0.5.23; SpecInfer (Miao et al. 2024, multi-step speculative sampling), whose draft law is here the drafted token.
 """
 
 from __future__ import annotations
@@ -32,11 +33,18 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
+from refspec.kernels.checks import (
+    check_bounds,
+    check_flag,
+    check_number,
+    check_size,
+    check_tensor,
+    device_of,
+    values_are_checked,
+)
 from refspec.kernels.inverse_cdf import check_coins, find_tile, first_beyond, inverse_cdf
 from refspec.kernels.launches import count_launch
-
-Walk = tuple[Tensor, Tensor, Tensor]  # predict, accept_index, accept_token_num
+from refspec.kernels.verify_tree_greedy import MOST_NODES, Walk, check_retrieve_index
 
 
 def tree_sampling_target_only_torch(
@@ -92,7 +100,7 @@ def tree_sampling_target_only_torch(
 
 @triton.jit
 def _row_and_rest(
-    candidates, retrieve_next_token, retrieve_next_sibling, target_probs, first, node, tile, vocab, complete,
+    candidates, retrieve_next_token, retrieve_next_sibling, target_probs, first, node, tile, n, vocab, complete,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of the row of node, where the walk ended, and what is left of it.
@@ -105,7 +113,9 @@ def _row_and_rest(
     child = tl.load(retrieve_next_token + first + node)
     if complete:
         child = tl.full([], -1, tl.int64)
-    while child != -1:
+    looked_at = 0
+    while (child != -1) & (looked_at < n):  # links in a ring end here
+        looked_at += 1
         rest = tl.where(token == tl.load(candidates + first + child), 0.0, rest)
         child = tl.load(retrieve_next_sibling + first + child)
     return row, rest
@@ -151,7 +161,9 @@ def _walk_kernel(
     child = tl.full([], -1, tl.int64)
     if num_steps > 0:
         child = tl.load(retrieve_next_token + first)
-    while child != -1:
+    looked_at = 0
+    while (child != -1) & (looked_at < n):  # links in a ring end here
+        looked_at += 1
         token = tl.load(candidates + first + child)
         p = tl.load(target_probs + (first + node) * vocab + token)
         passed += p
@@ -168,7 +180,7 @@ def _walk_kernel(
             child = tl.load(retrieve_next_sibling + first + child)
 
     row, rest = _row_and_rest(
-        candidates, retrieve_next_token, retrieve_next_sibling, target_probs, first, node, tile, vocab,
+        candidates, retrieve_next_token, retrieve_next_sibling, target_probs, first, node, tile, n, vocab,
         accepted == num_steps, BLOCK,
     )  # fmt: skip
     tl.store(sums + r * 2 * tiles + tile, tl.sum(rest, 0))
@@ -215,7 +227,7 @@ def _draw_kernel(
     row_sums = tl.load(sums + r * 2 * tiles + tiles + lanes, lanes < tiles, other=0.0)
     is_left, tile, before, threshold = find_tile(rest_sums, row_sums, coin, T_UPPER)
     row, rest = _row_and_rest(
-        candidates, retrieve_next_token, retrieve_next_sibling, target_probs, first, node, tile, vocab,
+        candidates, retrieve_next_token, retrieve_next_sibling, target_probs, first, node, tile, n, vocab,
         tl.load(accept_token_num + r) == num_steps, BLOCK,
     )  # fmt: skip
     token = tile * BLOCK + first_beyond(tl.where(is_left, rest, row), before, threshold, BLOCK)
@@ -299,7 +311,7 @@ def tree_sampling_target_only(
 ) -> Walk:
     """candidates i64 (b, N), column 0 the root; links i64 (b, N) as `build_tree` gives them, leading to later columns;
     target_probs f32 (b, N, V): the target's law after each node; coins f32 (b, N), one for each node, and final_coins
-    f32 (b), all in [0, 1). At most num_steps drafts are accepted.
+    f32 (b), all in [0, 1). The rows of target_probs hold no NaN. At most num_steps (up to 511) drafts are accepted.
 
     Returns (predict i32 (b*N): the token after each accepted node, the last one drawn, 0 elsewhere; accept_index i32
     (b, num_steps+1): global rows of the accepted path, root first, -1 padded; accept_token_num i32 (b): the drawn
@@ -307,23 +319,29 @@ def tree_sampling_target_only(
     where nothing else is left. Raises ValueError for other shapes or types, for thresholds outside of [0, 1], and,
     where values are checked, for tokens, links or coins out of range.
     """
-    run = choose(backend, target_probs.device, tree_sampling_target_only_torch, tree_sampling_target_only_triton)
+    run = choose(
+        backend,
+        device_of("target_probs", target_probs),
+        tree_sampling_target_only_torch,
+        tree_sampling_target_only_triton,
+    )
     device = target_probs.device
     check_tensor("target_probs", target_probs, (None, None, None), torch.float32)
     b, n, vocab = target_probs.shape
     check_size("the number of nodes in target_probs", n)
     check_size("the vocabulary of target_probs", vocab)
-    check_size("num_steps", num_steps, at_least=0)
+    check_size("num_steps", num_steps, at_least=0, at_most=MOST_NODES - 1)
     links = {"retrieve_next_token": retrieve_next_token, "retrieve_next_sibling": retrieve_next_sibling}
     for name, x in {"candidates": candidates, "retrieve_index": retrieve_index, **links}.items():
         check_tensor(name, x, (b, n), device=device)
     check_tensor("coins", coins, (b, n), torch.float32, device)
     check_tensor("final_coins", final_coins, (b,), torch.float32, device)
-    for name, threshold in {"threshold_single": threshold_single, "threshold_acc": threshold_acc}.items():
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"{name} is {threshold}, it must be from 0 to 1")
+    check_number("threshold_single", threshold_single, 0, 1)
+    check_number("threshold_acc", threshold_acc, 0, 1)
+    check_flag("reuse_coin", reuse_coin)
     check_bounds("candidates", candidates, 0, vocab)
-    check_bounds("retrieve_index", retrieve_index, 0, b * n)
+    if values_are_checked(device):
+        check_retrieve_index(retrieve_index)
     for name, x in links.items():
         check_bounds(name, x, -1, n)
         if values_are_checked(device) and bool(((x != -1) & (x <= torch.arange(n, device=device))).any()):

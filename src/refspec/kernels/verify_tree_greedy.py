@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.backend import choose, tl, triton
-from refspec.kernels.checks import check_bounds, check_size, check_tensor, values_are_checked
+from refspec.kernels.checks import check_bounds, check_size, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
+
+Walk = tuple[Tensor, Tensor, Tensor]  # predict, accept_index, accept_token_num
+MOST_NODES = 512  # that one warp holds in its registers
 
 
 def verify_tree_greedy_torch(
@@ -28,7 +31,7 @@ def verify_tree_greedy_torch(
     retrieve_next_sibling: Tensor,
     target_predict: Tensor,
     num_steps: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Walk:
     """The reference of `verify_tree_greedy`."""
     b, n = candidates.shape
     # One trip to the host each; the walk itself is a chain of tiny decisions.
@@ -120,7 +123,7 @@ def verify_tree_greedy_triton(
     retrieve_next_sibling: Tensor,
     target_predict: Tensor,
     num_steps: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Walk:
     """The kernel's launch. retrieve_index is not read: what it must hold, request·N + column, is sooner computed."""
     (b, n), i32, device = candidates.shape, torch.int32, candidates.device
     predict = torch.empty(b * n, dtype=i32, device=device)
@@ -152,10 +155,10 @@ def verify_tree_greedy(
     target_predict: Tensor,
     num_steps: int,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Walk:
     """candidates i64 (b, N), column 0 the root; links as `build_tree` gives them, the columns but the root in any
     order; target_predict i64 (b, N): the target's greedy choice after each node. num_steps, 0 or more: at most so many
-    drafts are accepted.
+    drafts are accepted. N is 512 at most, num_steps 511.
 
     Returns (predict i32 (b*N): the choice at each accepted node, 0 elsewhere; accept_index i32 (b, num_steps+1):
     global rows of the accepted path, root first, -1 padded; accept_token_num i32 (b): bonus excluded).
@@ -163,11 +166,11 @@ def verify_tree_greedy(
     Raises ValueError for other shapes or types, and, where values are checked, for links that lead out of the row,
     or twice to the same column.
     """
-    run = choose(backend, candidates.device, verify_tree_greedy_torch, verify_tree_greedy_triton)
-    check_size("num_steps", num_steps, at_least=0)
+    run = choose(backend, device_of("candidates", candidates), verify_tree_greedy_torch, verify_tree_greedy_triton)
+    check_size("num_steps", num_steps, at_least=0, at_most=MOST_NODES - 1)
     check_tensor("candidates", candidates, (None, None))
     (b, n), device = candidates.shape, candidates.device
-    check_size("candidates' last size", n)
+    check_size("candidates' last size", n, at_most=MOST_NODES)
     check_tensor("retrieve_index", retrieve_index, (b, n), device=device)
     check_tensor("retrieve_next_token", retrieve_next_token, (b, n), device=device)
     check_tensor("retrieve_next_sibling", retrieve_next_sibling, (b, n), device=device)
@@ -175,16 +178,23 @@ def verify_tree_greedy(
     check_bounds("retrieve_next_token", retrieve_next_token, -1, n)
     check_bounds("retrieve_next_sibling", retrieve_next_sibling, -1, n)
     if values_are_checked(device):
-        if not torch.equal(retrieve_index.flatten(), torch.arange(b * n, device=device)):
-            raise ValueError(f"retrieve_index has other entries than request * {n} + column")
+        check_retrieve_index(retrieve_index)
         _check_links(retrieve_next_token, retrieve_next_sibling)
     count_launch("verify_tree_greedy")
     return run(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps)
 
 
+def check_retrieve_index(retrieve_index: Tensor) -> None:
+    """Entry (r, c) is the global row r·N + c. Raises ValueError."""
+    if retrieve_index.flatten().tolist() != [*range(retrieve_index.numel())]:
+        raise ValueError(f"retrieve_index has other entries than request * {retrieve_index.shape[1]} + column")
+
+
 def _check_links(retrieve_next_token: Tensor, retrieve_next_sibling: Tensor) -> None:
     """No link leads to the root, and at most one to any other column: then no walk comes back. Raises ValueError."""
-    led_to = torch.cat([retrieve_next_token, retrieve_next_sibling], dim=1) + 1  # 0: nowhere, 1: the root
-    times = torch.zeros_like(led_to).scatter_add_(1, led_to, torch.ones_like(led_to))
-    if bool((times[:, 1] > 0).any()) or bool((times[:, 2:] > 1).any()):
-        raise ValueError("retrieve_next_token and retrieve_next_sibling lead to the root, or twice to the same column")
+    for children, siblings in zip(retrieve_next_token.tolist(), retrieve_next_sibling.tolist(), strict=True):
+        led_to = [column for column in (*children, *siblings) if column != -1]
+        if 0 in led_to or len(set(led_to)) < len(led_to):
+            raise ValueError(
+                "retrieve_next_token and retrieve_next_sibling lead to the root, or twice to the same column"
+            )

@@ -122,15 +122,19 @@ class OperationReport:
 # --- cases ------------------------------------------------------------------------------------------------------------
 
 
+class UnknownName(ValueError):
+    """There is no operation, or no case, of that name; the message lists those that there are."""
+
+
 def operation_names() -> list[str]:
     """The operations that are described, which are the files of `oracle/operations`."""
     return sorted(module.name for module in pkgutil.iter_modules(operations.__path__))
 
 
 def module_of(name: str) -> str:
-    """The module that describes an operation. Raises ValueError, which lists the names, for one that is not there."""
+    """The module that describes an operation. Raises UnknownName for one that is not there."""
     if name not in operation_names():
-        raise ValueError(f"there is no operation {name!r}; those that can be checked: {', '.join(operation_names())}")
+        raise UnknownName(f"there is no operation {name!r}; those that can be checked: {', '.join(operation_names())}")
     return f"{operations.__name__}.{name}"
 
 
@@ -151,13 +155,13 @@ class Cases:
         return [*self._edges, *(f"{size}-{i}" for size, count in counts.items() for i in range(count))]
 
     def inputs(self, label: str) -> Inputs:
-        """The case of that label: always the same for the same seed. Raises ValueError for a label that is none."""
+        """The case of that label: always the same for the same seed. Raises UnknownName for a label that is none."""
         if label in self._edges:
             return self._edges[label]
         size, _, index = label.partition("-")
         if size not in SIZES or not index.isdecimal():
             known = ", ".join([*map(repr, self._edges), *(f"'{size}-0'" for size in SIZES)])
-            raise ValueError(f"{self.operation.name} has no case {label!r}; it has {known}, and so on")
+            raise UnknownName(f"{self.operation.name} has no case {label!r}; it has {known}, and so on")
         rng = random.Random(f"{self.operation.name} {self.seed} {label}")
         with _drawing, torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.getrandbits(63))
@@ -175,17 +179,22 @@ class Jury:
     """A process for each opinion that this machine can run, several times over: cases are shared among the teams.
 
     To be used in a `with` statement, which ends the processes. not_here: why the other opinions cannot run.
+    sgl_kernel_functions: what the installed package sgl_kernel exports; nothing where it cannot run.
     """
 
-    def __init__(self, folders: Mapping[str, Path], jobs: int | None = None) -> None:
+    def __init__(
+        self, folders: Mapping[str, Path], jobs: int | None = None, damaged: Mapping[str, str] | None = None
+    ) -> None:
         """folders: SGLang's wheels that are ready, as `wheel.folders()`. jobs: how many cases at a time; None: one for
-        each core, and at most two.
+        each core, and at most two. damaged: what is wrong with other wheels, for the report.
         """
         self.folders = dict(folders)
+        self.damaged = dict(damaged or {})
         self.jobs = jobs or min(2, os.cpu_count() or 1)
         reasons = {name: why_not_here(opinion) for name, opinion in OPINIONS.items()}
         self.not_here = {name: reason for name, reason in reasons.items() if reason}
         able = [opinion for name, opinion in OPINIONS.items() if name not in self.not_here]
+        self.sgl_kernel_functions: set[str] = set()
         self.teams = [{opinion.name: Child(opinion, self.folders) for opinion in able} for _ in range(self.jobs)]
 
     def __enter__(self) -> Jury:
@@ -199,6 +208,7 @@ class Jury:
                     child.await_ready()
                 except OpinionError as error:
                     self.not_here[name] = str(error)
+                self.sgl_kernel_functions |= set(child.exports)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -231,13 +241,15 @@ class _Verdict:
 def check(cases: Cases, labels: Sequence[str], jury: Jury, progress: Progress = lambda: None) -> OperationReport:
     """Compare the jury's opinions in the cases of these labels. Every difference and failure is in the report.
 
-    Raises ValueError for a label that names no case.
+    Raises UnknownName for a label that names no case.
     """
     operation = cases.operation
     not_run = dict(jury.not_here)
     for name, opinion in OPINIONS.items():
-        if name not in not_run and (reason := why_not_for(opinion, operation, jury.folders)):
-            not_run[name] = reason
+        if name in not_run:
+            continue
+        if why := why_not_for(opinion, operation, jury.folders, jury.sgl_kernel_functions, jury.damaged):
+            not_run[name] = why
     able = [name for name in OPINIONS if name not in not_run]
     report = OperationReport(operation.name, operation.sglang_source, cases.seed, not_run=not_run)
     report.opinions = {name: Count() for name in able}
@@ -269,9 +281,10 @@ def _judge(cases: Cases, label: str, team: Mapping[str, Child]) -> _Verdict:
     """Ask the team's opinions about one case, one after the other, and compare what they say."""
     operation, inputs = cases.operation, cases.inputs(label)
     verdict = _Verdict(label, borderline=operation.borderline(inputs))
-    sglang_is_asked, message = operation.sglang_takes(inputs), packed(inputs)
+    takes = {"sglang": operation.sglang_takes(inputs), "sgl_kernel": operation.sgl_kernel_takes(inputs)}
+    message = packed(inputs)
     for name, child in team.items():
-        if OPINIONS[name].code in ("sglang", "sgl_kernel") and not sglang_is_asked:
+        if not takes.get(OPINIONS[name].code, True):
             verdict.not_asked.append(name)
             continue
         try:

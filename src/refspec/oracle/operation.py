@@ -39,11 +39,13 @@ class Operation:
     ours: run our operation, with that backend, on inputs that it may change; the answer, as named tensors. What the
         operation changes in place belongs to the answer.
     sglang: the same from SGLang's own code; None where there is no oracle that runs in Triton.
-    sglang_source: file:function @version of it. sglang_edge: may SGLang be asked? False for edge cases that its
-        code does not claim to handle; the report counts them.
+    sglang_source: file:function @version of it. sglang_takes: may it be asked? False for edge cases that its code does
+        not claim to handle; the report counts them.
     tolerances: (relative, absolute) by output name, for floats; outputs without one must be equal.
     borderline: does this case depend on rounding (a coin on a border)? Then a difference is counted apart.
-    sgl_kernel: the same from the compiled package sgl_kernel, on a GPU, where it is installed.
+    sgl_kernel: the same from a function of the compiled package sgl_kernel, on a GPU, where it is installed; None where
+        the package has none for it. It is handed the function. sgl_kernel_function: its name there.
+        sgl_kernel_takes: may it be asked?
     """
 
     name: str
@@ -55,4 +57,6 @@ class Operation:
     sglang_takes: Callable[[Inputs], bool] = field(default=lambda _: True)
     tolerances: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     borderline: Callable[[Inputs], bool] = field(default=lambda _: False)
-    sgl_kernel: Callable[[Inputs], Outputs] | None = None
+    sgl_kernel: Callable[[Callable[..., None], Inputs], Outputs] | None = None
+    sgl_kernel_function: str = ""
+    sgl_kernel_takes: Callable[[Inputs], bool] = field(default=lambda _: True)

@@ -15,9 +15,10 @@ with it, or what its neighbours keep there, each opinion has a process of its ow
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,15 +63,29 @@ def why_not_here(opinion: Opinion) -> str | None:
     return None
 
 
-def why_not_for(opinion: Opinion, operation: Operation, versions: Collection[str]) -> str | None:
-    """Why the opinion has no say about this operation; None if it has. versions: SGLang's wheels that are ready."""
-    if opinion.code == "sgl_kernel" and operation.sgl_kernel is None:
-        return "sgl_kernel has no such operation"
+def why_not_for(
+    opinion: Opinion,
+    operation: Operation,
+    versions: Collection[str],
+    sgl_kernel_functions: Collection[str] = (),
+    damaged: Mapping[str, str] | None = None,
+) -> str | None:
+    """Why the opinion has no say about this operation; None if it has. versions: SGLang's wheels that are ready.
+    sgl_kernel_functions: what the installed package exports. damaged: what is wrong with wheels, by version.
+    """
+    if opinion.code == "sgl_kernel":
+        if operation.sgl_kernel is None:
+            return "not compared with sgl_kernel"
+        if operation.sgl_kernel_function not in sgl_kernel_functions:
+            return f"the installed sgl_kernel has no {operation.sgl_kernel_function}"
     if opinion.code == "sglang":
         if operation.sglang is None:
             return "SGLang has no Triton kernel for it"
         if missing := [version for version in versions_named(operation.sglang_source) if version not in versions]:
-            return f"the wheel of SGLang {' and '.join(missing)} is not ready: refspec oracle fetch"
+            faults = [
+                f"; {version} is damaged: {why}" for version, why in (damaged or {}).items() if version in missing
+            ]
+            return f"the wheel of SGLang {' and '.join(missing)} is not ready: refspec oracle fetch{''.join(faults)}"
     return None
 
 
@@ -85,24 +100,25 @@ def answer(opinion: Opinion, operation: Operation, sources: Sources, inputs: Inp
     Raises whatever the code behind it raises.
     """
     if opinion.on_gpu:
-        inputs = {name: _moved(value, "cuda") for name, value in inputs.items()}
+        inputs = moved(inputs, "cuda")
     if opinion.code == "sgl_kernel":
         assert operation.sgl_kernel is not None
-        outputs = operation.sgl_kernel(inputs)
+        function = getattr(importlib.import_module("sgl_kernel"), operation.sgl_kernel_function)
+        outputs = operation.sgl_kernel(function, inputs)
     elif opinion.code == "sglang":
         assert operation.sglang is not None
         outputs = operation.sglang(sources, inputs)
     else:
         outputs = operation.ours(inputs, opinion.code)
-    return {name: _moved(output, "cpu") for name, output in outputs.items()}
+    return moved(outputs, "cpu")
 
 
-def _moved(value: Any, device: str) -> Any:
+def moved(value: Any, device: torch.device | str) -> Any:
     """Tensors, also those in lists, tuples and dicts, moved; anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, list | tuple):
-        return type(value)(_moved(item, device) for item in value)
+        return type(value)(moved(item, device) for item in value)
     if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
+        return {key: moved(item, device) for key, item in value.items()}
     return value

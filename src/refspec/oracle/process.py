@@ -40,12 +40,14 @@ class OpinionError(Exception):
 class Child:
     """The process of one opinion. It is started when it is first needed, and again when it has died.
 
-    One thread may ask at a time; `stop` may be called from any.
+    One thread may ask at a time; `stop` may be called from any. exports: once the process is ready, the names in
+    sgl_kernel, if that is whom it asks.
     """
 
     def __init__(self, opinion: Opinion, folders: Mapping[str, Path]) -> None:
         """folders: SGLang's wheels, as for `Sources`."""
         self.opinion = opinion
+        self.exports: list[str] = []
         self._folders = {version: str(folder) for version, folder in folders.items()}
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - what the process printed
@@ -79,6 +81,7 @@ class Child:
         if "error" in reply:
             self._end()
             raise OpinionError(reply["error"])
+        self.exports = reply["exports"]
 
     def ask(self, module: str, inputs: bytes) -> Outputs:
         """The opinion's answer for the operation that `module` calls OPERATION. inputs: as `packed`.
@@ -183,15 +186,16 @@ def main() -> None:
     opinion = OPINIONS[sys.argv[1]]
     sources = Sources({version: Path(folder) for version, folder in json.loads(sys.argv[2]).items()})
     torch.set_num_threads(1)
+    exports: list[str] = []
     try:
         if opinion.on_gpu:
             torch.zeros(1, device="cuda")
         if opinion.code == "sgl_kernel":
-            importlib.import_module("sgl_kernel")
+            exports = dir(importlib.import_module("sgl_kernel"))
     except Exception as error:
         _send(replies, packed({"error": _in_a_line(error)}))
         return
-    _send(replies, packed({}))
+    _send(replies, packed({"exports": exports}))
     while (request := _receive(sys.stdin.buffer)) is not None:
         message = _receive(sys.stdin.buffer)
         if message is None:

@@ -2,8 +2,8 @@
 
 They lie in a cache folder: $REFSPEC_CACHE, else `refspec` in $XDG_CACHE_HOME, else ~/.cache/refspec; in it
 `sglang/<version>/` holds the unpacked files and a manifest with the hash of each. Whatever is made is made in a folder
-beside it, which takes its place as a whole or is removed. So an interrupted fetch leaves nothing behind, and two at a
-time do each other no harm.
+beside it, which takes its place as a whole or is removed. So an interrupted fetch leaves nothing behind (what a killed
+one leaves, the next removes), and two at a time do each other no harm.
 
 Nothing of SGLang is installed or imported as a package, and nothing of it is part of refspec.
 """
@@ -16,10 +16,14 @@ import hashlib
 import itertools
 import json
 import os
+import platform
+import runpy
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -28,10 +32,31 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+import psutil
+
 Progress = Callable[[str, int, int], object]  # what is being done, bytes done, bytes in all
 
 MANIFEST = "manifest.json"
-LEFT_OVER_SECONDS = 24 * 3600  # what a killed fetch left behind is removed by a later one
+LEFT_OVER_SECONDS = 24 * 3600  # until what another machine's fetch left in a shared cache is taken for abandoned
+# Settings of pip that hold for the download: where it comes from, and how it is reached. Others, such as a file of
+# requirements or a demand for hashes, are about what somebody installs.
+PIP_SETTINGS = (
+    "PIP_CACHE_DIR",
+    "PIP_CERT",
+    "PIP_CLIENT_CERT",
+    "PIP_CONFIG_FILE",
+    "PIP_DEFAULT_TIMEOUT",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_INDEX_URL",
+    "PIP_KEYRING_PROVIDER",
+    "PIP_NO_CACHE_DIR",
+    "PIP_NO_INDEX",
+    "PIP_PROXY",
+    "PIP_RETRIES",
+    "PIP_TIMEOUT",
+    "PIP_TRUSTED_HOST",
+)
 
 
 class WheelError(ValueError):
@@ -92,14 +117,17 @@ WHEELS = {
 
 def cache_folder() -> Path:
     """Where the wheels lie; it need not exist. Raises WheelError where no home folder is known."""
-    if chosen := os.environ.get("REFSPEC_CACHE"):
-        return Path(chosen).absolute()
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen).absolute() / "refspec"
     try:
+        if chosen := os.environ.get("REFSPEC_CACHE"):
+            return Path(chosen).expanduser().absolute()
+        chosen = os.environ.get("XDG_CACHE_HOME", "")
+        if os.path.isabs(chosen):  # a relative one is to be ignored, says its specification
+            return Path(chosen) / "refspec"
         return Path.home() / ".cache" / "refspec"
     except RuntimeError:
-        raise WheelError("no home folder is known: set REFSPEC_CACHE to a folder for SGLang's wheels") from None
+        raise WheelError(
+            "no home folder is known: set REFSPEC_CACHE to the full path of a folder for SGLang's wheels"
+        ) from None
 
 
 def states() -> list[WheelState]:
@@ -118,6 +146,7 @@ def fetch(progress: Progress = lambda *_: None) -> list[WheelState]:
     Raises WheelError if a wheel cannot be downloaded or is not the one that is pinned; OSError if the cache cannot be
     written to.
     """
+    _remove_left_overs()
     for wheel in WHEELS.values():
         if _state(wheel).status != "ready":
             with _beside(wheel) as folder:
@@ -130,9 +159,11 @@ def take(files: list[Path], progress: Progress = lambda *_: None) -> list[WheelS
 
     Raises WheelError for a file that is none of WHEELS; OSError if one cannot be read.
     """
+    _remove_left_overs()
     by_hash = {wheel.sha256: wheel for wheel in WHEELS.values()}
     brought = []
     for file in files:
+        _check_regular(file, links=True)
         digest = _hash(file)
         if digest not in by_hash:
             pinned = ", ".join(f"{wheel.file} has {wheel.sha256}" for wheel in WHEELS.values())
@@ -163,6 +194,7 @@ def _place(wheel: Wheel) -> Path:
 def _damage(wheel: Wheel, folder: Path) -> str:
     """What is wrong with the unpacked wheel; "" if nothing is."""
     try:
+        _check_regular(folder / MANIFEST, links=False)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         source, parts, files = manifest["wheel"], manifest["parts"], dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -171,11 +203,18 @@ def _damage(wheel: Wheel, folder: Path) -> str:
         return "it comes from another wheel, or from another version of refspec"
     for name, digest in files.items():
         try:
+            _check_regular(folder / name, links=False)
             if _hash(folder / name) != digest:
                 return f"{name} is not what the wheel holds"
         except OSError as error:
             return f"{name}: {error.strerror}"
     return ""
+
+
+def _check_regular(file: Path, links: bool) -> None:
+    """Raises OSError for what is no regular file, nor (if links may be) a link to one: reading it may never end."""
+    if not stat.S_ISREG(file.stat(follow_symlinks=links).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(file))
 
 
 def _hash(file: Path) -> str:
@@ -192,11 +231,7 @@ def _beside(wheel: Wheel) -> Iterator[Path]:
     place = _place(wheel)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        for left_over in place.parent.glob(".fetch-*"):
-            with contextlib.suppress(OSError):
-                if time.time() - left_over.stat().st_mtime > LEFT_OVER_SECONDS:
-                    shutil.rmtree(left_over, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=".fetch-", dir=place.parent))
+        folder = Path(tempfile.mkdtemp(prefix=_owned_by(os.getpid()), dir=place.parent))
     except OSError as error:
         raise WheelError(f"cannot write to {place.parent}: {error.strerror} (REFSPEC_CACHE names another)") from None
     try:
@@ -209,6 +244,23 @@ def _beside(wheel: Wheel) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _owned_by(pid: int) -> str:
+    """How the names of the folders begin in which this process works."""
+    return f".fetch-{pid}-{platform.node()}-"
+
+
+def _remove_left_overs() -> None:
+    """Remove the folders of fetches that were killed: those whose process is gone, and those of other machines that
+    are old.
+    """
+    for folder in (cache_folder() / "sglang").glob(".fetch-*"):
+        pid = folder.name.split("-")[1]
+        with contextlib.suppress(OSError):  # its owner may have removed it
+            gone = pid.isdecimal() and folder.name.startswith(_owned_by(int(pid))) and not psutil.pid_exists(int(pid))
+            if gone or time.time() - folder.stat().st_mtime > LEFT_OVER_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _no_space() -> str:
     return f"no space is left where {cache_folder()} is; make some, or set REFSPEC_CACHE to a folder elsewhere"
 
@@ -216,15 +268,16 @@ def _no_space() -> str:
 def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     """The wheel, in `folder`, as pip has brought it; not checked yet."""
     target = folder / "download"
-    command = [sys.executable, "-P", "-m", "pip", "download", f"sglang=={wheel.version}", "--dest", str(target)]
+    command = [sys.executable, "-P", "-c", "from refspec.oracle.wheel import run_pip; run_pip()", str(os.getpid())]
+    command += ["download", f"sglang=={wheel.version}", "--dest", str(target)]
     # Python and platform are those of the pinned file, not this machine's: it is read, not run.
     command += ["--no-deps", "--only-binary=:all:", "--python-version", "3.11"]
-    command += ["--platform", "manylinux_2_34_x86_64", "--retries", "2", "--progress-bar", "off", "--no-input"]
-    # pip downloads into its temporary folder first. In this one, what has come so far is seen, and removed with it.
-    environment = {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command += ["--platform", "manylinux_2_34_x86_64", "--progress-bar", "off", "--no-input"]
     what = f"downloading SGLang {wheel.version}"
     with (folder / "pip.log").open("w+b") as log:
-        pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        pip = subprocess.Popen(
+            command, env=_environment_of_pip(folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
         try:
             while pip.poll() is None:
                 progress(what, min(_bytes_in(folder), wheel.size), wheel.size)
@@ -244,6 +297,36 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     return found[0]
 
 
+def _environment_of_pip(folder: Path) -> dict[str, str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name in PIP_SETTINGS
+    }
+    environment.setdefault("PIP_RETRIES", "2")
+    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    for name in ("PIP_REQUIRE_HASHES", "PIP_REQUIRE_VIRTUALENV"):  # pip's own configuration may ask for them
+        environment[name] = "0"
+    # pip downloads into its temporary folder first. In this one, what has come so far is seen, and removed with it.
+    environment["TMPDIR"] = str(folder)
+    package_folder = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package_folder]))
+    return environment
+
+
+def run_pip() -> None:
+    """What the child runs: pip, with the arguments after the first. That one is the process that asked; pip ends with
+    it, even if it is killed.
+    """
+    parent = int(sys.argv.pop(1))
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    runpy.run_module("pip", run_name="__main__", alter_sys=True)
+
+
 def _bytes_in(folder: Path) -> int:
     total = 0
     for file in folder.rglob("*"):
@@ -259,8 +342,10 @@ def _why_pip_failed(said: str, status: int) -> str:
         return _no_space()
     if "connection broken by" in said:
         return "pip cannot reach its package index"
-    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
-    return f"pip says: {errors[-1]}" if errors else f"pip ended with status {status}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if errors := [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]:
+        return f"pip says: {errors[-1]}"
+    return f"pip ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
 def _unpack(wheel: Wheel, file: Path, folder: Path, progress: Progress) -> None:

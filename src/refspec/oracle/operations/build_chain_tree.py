@@ -51,7 +51,7 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
 def sglang(sources: Sources, inputs: Inputs) -> Outputs:
     """The same by build_chain_tree, which also moves tokens: any will do."""
     seq_lens, n = inputs["seq_lens"], inputs["num_draft_tokens"]
-    tokens = torch.zeros(len(seq_lens), n, dtype=torch.int64)
+    tokens = seq_lens.new_zeros(len(seq_lens), n)
     module = sources.module("kernels/ops/speculative/eagle.py")
     return dict(zip(OUTPUTS, module.build_chain_tree(tokens[:, 0], tokens[:, 1:], seq_lens)[:5], strict=True))
 

@@ -1,13 +1,16 @@
-"""Linking the kept candidates to a tree: SGLang's Triton kernel of 0.5.23, for the two masks that it makes.
+"""Linking the kept candidates to a tree: SGLang's Triton kernel of 0.5.23, for the two masks that it makes, and its
+CUDA, which makes packed masks too.
 
-On NVIDIA cards SGLang runs this in CUDA; the Triton kernel is for other devices, and makes no packed masks.
+On NVIDIA cards SGLang runs the CUDA; the Triton kernel is for other devices.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from refspec.kernels import build_tree
 from refspec.oracle.operation import Inputs, Operation, Outputs, Size
@@ -16,7 +19,8 @@ from refspec.spec.draft import select_top_k_tokens
 from refspec.spec.tree import organize_draft_results
 
 OUTPUTS = ("tree_mask", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
-SGLANG_MODES = {"full": 0, "qlen": 1}
+SGLANG_MODES = {"full": 0, "qlen": 1, "packed": 2}
+TRITON_MODES = ("full", "qlen")
 
 
 def draw(rng: random.Random, size: Size) -> Inputs:
@@ -43,8 +47,8 @@ def edges() -> dict[str, Inputs]:
         "one step, k = 1": (1, 1, 2, [6]),
         "nothing before the tree": (2, 3, 6, [0, 0]),
     }
-    cases = {f"{label}, {mode}": case(rng, *shape, mode) for label, shape in shapes.items() for mode in SGLANG_MODES}
-    cases |= {f"equal scores, {mode}": case(rng, 3, 3, 8, [5], mode, scores=[0.5]) for mode in SGLANG_MODES}
+    cases = {f"{label}, {mode}": case(rng, *shape, mode) for label, shape in shapes.items() for mode in TRITON_MODES}
+    cases |= {f"equal scores, {mode}": case(rng, 3, 3, 8, [5], mode, scores=[0.5]) for mode in TRITON_MODES}
     cases["no requests"] = case(rng, 2, 2, 4, [], "qlen")
     return cases | {f"packed, N = {n}": case(rng, 4, 3, n, [3, 0], "packed") for n in (8, 9, 16, 17, 32)}
 
@@ -96,14 +100,18 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
 
 
 def sglang(sources: Sources, inputs: Inputs) -> Outputs:
-    """The same by sgl_build_tree_kernel_triton, in buffers as SGLang's caller fills them."""
+    """The same by sgl_build_tree_kernel_triton."""
+    return _built(sources.module("kernels/ops/speculative/spec_tree.py").sgl_build_tree_kernel_triton, inputs)
+
+
+def _built(build: Callable[..., None], inputs: Inputs) -> Outputs:
+    """What SGLang's function says, be it Triton or CUDA, in buffers as SGLang's caller fills them."""
     seq_lens, n, mode = inputs["seq_lens"], inputs["num_draft_tokens"], inputs["mask_mode"]
     b = len(seq_lens)
-    prefix = int(seq_lens.sum()) if mode == "full" else 0
-    tree_mask = torch.ones(n * (prefix + b * n), dtype=torch.bool)
-    positions = torch.empty(b * n, dtype=torch.int64)
-    links = [torch.full((b, n), -1) for _ in range(3)]
-    sources.module("kernels/ops/speculative/spec_tree.py").sgl_build_tree_kernel_triton(
+    tree_mask = _mask(seq_lens, n, mode)
+    positions = seq_lens.new_empty(b * n)
+    links = [seq_lens.new_full((b, n), -1) for _ in range(3)]
+    build(
         inputs["parent_list"],
         inputs["top_scores_index"],
         seq_lens,
@@ -115,7 +123,19 @@ def sglang(sources: Sources, inputs: Inputs) -> Outputs:
         n,
         SGLANG_MODES[mode],
     )
+    if mode == "packed":
+        tree_mask = tree_mask.view(torch.uint8)
     return dict(zip(OUTPUTS, (tree_mask, positions, *links), strict=True))
+
+
+def _mask(seq_lens: Tensor, n: int, mode: str) -> Tensor:
+    """All seen, or no bit set."""
+    b = len(seq_lens)
+    if mode == "packed":
+        word = torch.uint8 if n <= 8 else torch.uint16 if n <= 16 else torch.uint32
+        return seq_lens.new_zeros(b * n, dtype=word)
+    prefix = int(seq_lens.sum()) if mode == "full" else 0
+    return seq_lens.new_ones(n * (prefix + b * n), dtype=torch.bool)
 
 
 OPERATION = Operation(
@@ -126,5 +146,8 @@ OPERATION = Operation(
     sglang=sglang,
     sglang_source="kernels/ops/speculative/spec_tree.py:sgl_build_tree_kernel_triton @0.5.23",
     # A grid of no programs is refused.
-    sglang_takes=lambda inputs: inputs["mask_mode"] in SGLANG_MODES and len(inputs["seq_lens"]) > 0,
+    sglang_takes=lambda inputs: inputs["mask_mode"] in TRITON_MODES and len(inputs["seq_lens"]) > 0,
+    sgl_kernel=_built,
+    sgl_kernel_function="build_tree_kernel_efficient",
+    sgl_kernel_takes=lambda inputs: len(inputs["seq_lens"]) > 0,
 )

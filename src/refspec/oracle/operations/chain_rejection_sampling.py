@@ -76,16 +76,17 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
 def sglang(sources: Sources, inputs: Inputs) -> Outputs:
     """The same by chain_speculative_sampling_triton."""
     sampling = sources.module("kernels/ops/speculative/reject_sampling.py")
-    b, n = inputs["candidates"].shape
-    predict = torch.zeros(b * n, dtype=torch.int32)
-    accept_index = torch.full((b, n), -1, dtype=torch.int32)
-    accept_token_num = torch.zeros(b, dtype=torch.int32)
+    candidates = inputs["candidates"]
+    b, n = candidates.shape
+    predict = candidates.new_zeros(b * n, dtype=torch.int32)
+    accept_index = candidates.new_full((b, n), -1, dtype=torch.int32)
+    accept_token_num = candidates.new_zeros(b, dtype=torch.int32)
     sampling.chain_speculative_sampling_triton(
         predict,
         accept_index,
         accept_token_num,
-        inputs["candidates"],
-        torch.arange(b * n).view(b, n),
+        candidates,
+        torch.arange(b * n, device=candidates.device).view(b, n),
         None,  # the links of a tree are not looked at
         None,
         inputs["coins"],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-import triton
 from torch import Tensor
 
 from refspec.kernels import draft_kv_indices
+from refspec.kernels.backend import triton
 from refspec.oracle.draft_layout import draw_layout, layouts
 from refspec.oracle.operation import Inputs, Operation, Outputs, Size
 from refspec.oracle.sources import Sources

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from refspec.kernels import duplicate_prefix_tail
 from refspec.oracle.draft_layout import draw_layout, layouts
 from refspec.oracle.operation import Inputs, Operation, Outputs, Size
-from refspec.oracle.operations.move_kv_cache import layers_of
-
-
-class _Pool(NamedTuple):
-    layers: list[Tensor]
+from refspec.oracle.pool import Pool, layers_of
 
 
 def draw(rng: random.Random, size: Size) -> Inputs:
@@ -45,7 +39,7 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
     """The layers afterwards."""
     layers = layers_of(inputs)
     rest = {name: value for name, value in inputs.items() if name not in layers}
-    duplicate_prefix_tail(_Pool(list(layers.values())), **rest, backend=backend)
+    duplicate_prefix_tail(Pool(list(layers.values())), **rest, backend=backend)
     return layers
 
 

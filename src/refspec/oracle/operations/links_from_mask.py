@@ -1,8 +1,9 @@
-"""Links out of a mask: SGLang's kernel for n-gram drafts of 0.5.23."""
+"""Links out of a mask: SGLang's kernel for n-gram drafts of 0.5.23, and its CUDA."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 
@@ -54,13 +55,20 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
 
 
 def sglang(sources: Sources, inputs: Inputs) -> Outputs:
-    """The same by reconstruct_indices_from_tree_mask_triton; it also gives positions, which are left out here."""
-    b, n, _ = inputs["qlen_mask"].shape
-    positions = torch.empty(b * n, dtype=torch.int64)
-    index, child, sibling = (torch.empty(b, n, dtype=torch.int64) for _ in range(3))
-    sources.module("kernels/ops/speculative/reconstruct_tree.py").reconstruct_indices_from_tree_mask_triton(
-        inputs["qlen_mask"].flatten(), torch.zeros(b, dtype=torch.int64), positions, index, child, sibling, b, n
-    )
+    """The same by reconstruct_indices_from_tree_mask_triton."""
+    file = sources.module("kernels/ops/speculative/reconstruct_tree.py")
+    return _reconstructed(file.reconstruct_indices_from_tree_mask_triton, inputs)
+
+
+def _reconstructed(reconstruct: Callable[..., None], inputs: Inputs) -> Outputs:
+    """What SGLang's function says, be it Triton or CUDA. It also gives positions, which are
+    left out here.
+    """
+    mask = inputs["qlen_mask"]
+    b, n, _ = mask.shape
+    seq_lens, positions = mask.new_zeros(b, dtype=torch.int64), mask.new_empty(b * n, dtype=torch.int64)
+    index, child, sibling = (mask.new_empty(b, n, dtype=torch.int64) for _ in range(3))
+    reconstruct(mask.flatten(), seq_lens, positions, index, child, sibling, b, n)
     return {"retrieve_index": index, "retrieve_next_token": child, "retrieve_next_sibling": sibling}
 
 
@@ -71,4 +79,6 @@ OPERATION = Operation(
     ours=ours,
     sglang=sglang,
     sglang_source="kernels/ops/speculative/reconstruct_tree.py:reconstruct_indices_from_tree_mask_triton @0.5.23",
+    sgl_kernel=_reconstructed,
+    sgl_kernel_function="reconstruct_indices_from_tree_mask",
 )

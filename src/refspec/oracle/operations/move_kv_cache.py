@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
 
 import torch
-import triton
-from torch import Tensor
 
 from refspec.kernels import move_kv_cache
+from refspec.kernels.backend import triton
 from refspec.oracle.operation import Inputs, Operation, Outputs, Size
+from refspec.oracle.pool import Pool, layers_of
 from refspec.oracle.sources import Sources
-
-
-class _Pool(NamedTuple):
-    layers: list[Tensor]
 
 
 def draw(rng: random.Random, size: Size) -> Inputs:
@@ -52,15 +47,10 @@ def case(rng: random.Random, slots: int, n: int, widths: list[int]) -> Inputs:
     }
 
 
-def layers_of(inputs: Inputs) -> dict[str, Tensor]:
-    """The pool's layers, by name."""
-    return {name: tensor for name, tensor in inputs.items() if name.startswith("layer_")}
-
-
 def ours(inputs: Inputs, backend: str) -> Outputs:
     """The layers afterwards."""
     layers = layers_of(inputs)
-    move_kv_cache(_Pool(list(layers.values())), inputs["dst"], inputs["src"], backend=backend)
+    move_kv_cache(Pool(list(layers.values())), inputs["dst"], inputs["src"], backend=backend)
     return layers
 
 

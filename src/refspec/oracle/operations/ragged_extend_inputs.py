@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import torch
-import triton
 
 from refspec.kernels import ragged_extend_inputs
+from refspec.kernels.backend import triton
 from refspec.oracle.operation import Inputs, Operation, Outputs, Size
 from refspec.oracle.sources import Sources
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -90,30 +90,30 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
     return _outputs(*tree_sampling_target_only(**inputs, backend=backend))
 
 
-def sgl_kernel(inputs: Inputs) -> Outputs:
-    """The same by sgl_kernel.tree_speculative_sampling_target_only, which notes struck-out tokens in draft_probs."""
-    on_gpu = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in inputs.items()}
-    b, n = inputs["candidates"].shape
-    predict = torch.zeros(b * n, dtype=torch.int32, device="cuda")
-    accept_index = torch.full((b, inputs["num_steps"] + 1), -1, dtype=torch.int32, device="cuda")
-    accept_token_num = torch.zeros(b, dtype=torch.int32, device="cuda")
-    importlib.import_module("sgl_kernel").tree_speculative_sampling_target_only(
+def sgl_kernel(sample: Callable[..., None], inputs: Inputs) -> Outputs:
+    """The same by tree_speculative_sampling_target_only, which notes struck-out tokens in draft_probs."""
+    candidates = inputs["candidates"]
+    b, n = candidates.shape
+    predict = candidates.new_zeros(b * n, dtype=torch.int32)
+    accept_index = candidates.new_full((b, inputs["num_steps"] + 1), -1, dtype=torch.int32)
+    accept_token_num = candidates.new_zeros(b, dtype=torch.int32)
+    sample(
         predict,
         accept_index,
         accept_token_num,
-        on_gpu["candidates"],
-        on_gpu["retrieve_index"],
-        on_gpu["retrieve_next_token"],
-        on_gpu["retrieve_next_sibling"],
-        on_gpu["coins"],
-        on_gpu["final_coins"],
-        on_gpu["target_probs"],
-        torch.zeros_like(on_gpu["target_probs"]),
+        candidates,
+        inputs["retrieve_index"],
+        inputs["retrieve_next_token"],
+        inputs["retrieve_next_sibling"],
+        inputs["coins"],
+        inputs["final_coins"],
+        inputs["target_probs"],
+        torch.zeros_like(inputs["target_probs"]),
         inputs["threshold_single"],
         inputs["threshold_acc"],
         True,
     )
-    return _outputs(predict.cpu(), accept_index.cpu(), accept_token_num.cpu())
+    return _outputs(predict, accept_index, accept_token_num)
 
 
 def _outputs(predict: Tensor, accept_index: Tensor, accept_token_num: Tensor) -> Outputs:
@@ -188,7 +188,8 @@ OPERATION = Operation(
     draw=draw,
     edges=edges,
     ours=ours,
-    sglang_takes=lambda inputs: len(inputs["candidates"]) > 0 and not inputs["reuse_coin"],
     borderline=lambda inputs: in_float64(inputs)[1],
     sgl_kernel=sgl_kernel,
+    sgl_kernel_function="tree_speculative_sampling_target_only",
+    sgl_kernel_takes=lambda inputs: len(inputs["candidates"]) > 0 and not inputs["reuse_coin"],
 )

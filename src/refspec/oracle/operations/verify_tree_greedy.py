@@ -1,8 +1,9 @@
-"""The greedy walk: SGLang's Triton kernel of 0.5.23. On NVIDIA cards SGLang runs this in CUDA."""
+"""The greedy walk: SGLang's Triton kernel of 0.5.23, and its CUDA, which is what it runs on NVIDIA cards."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 
@@ -79,16 +80,22 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
 
 
 def sglang(sources: Sources, inputs: Inputs) -> Outputs:
-    """The same by verify_tree_greedy_triton, in buffers as SGLang's caller fills them."""
-    b, n = inputs["candidates"].shape
-    predict = torch.zeros(b * n, dtype=torch.int32)
-    accept_index = torch.full((b, inputs["num_steps"] + 1), -1, dtype=torch.int32)
-    accept_token_num = torch.empty(b, dtype=torch.int32)
-    sources.module("kernels/ops/speculative/spec_tree.py").verify_tree_greedy_triton(
+    """The same by verify_tree_greedy_triton."""
+    return _verified(sources.module("kernels/ops/speculative/spec_tree.py").verify_tree_greedy_triton, inputs)
+
+
+def _verified(verify: Callable[..., None], inputs: Inputs) -> Outputs:
+    """What SGLang's function says, be it Triton or CUDA, in buffers as SGLang's caller fills them."""
+    candidates = inputs["candidates"]
+    b, n = candidates.shape
+    predict = candidates.new_zeros(b * n, dtype=torch.int32)
+    accept_index = candidates.new_full((b, inputs["num_steps"] + 1), -1, dtype=torch.int32)
+    accept_token_num = candidates.new_empty(b, dtype=torch.int32)
+    verify(
         predict,
         accept_index,
         accept_token_num,
-        inputs["candidates"],
+        candidates,
         inputs["retrieve_index"],
         inputs["retrieve_next_token"],
         inputs["retrieve_next_sibling"],
@@ -104,4 +111,6 @@ OPERATION = Operation(
     ours=ours,
     sglang=sglang,
     sglang_source="kernels/ops/speculative/spec_tree.py:verify_tree_greedy_triton @0.5.23",
+    sgl_kernel=_verified,
+    sgl_kernel_function="verify_tree_greedy",
 )
