@@ -1,20 +1,27 @@
 """Who owns which KV slot.
 
 A slot is a row number of the KV buffers, good for the keys and values of one token in every layer of the target
-and of the draft. Slot 0 is a dummy that padded rows write to; it is never handed out. The free list lives on the
-device of the models, so that taking slots needs no trip to the host.
+and of the draft. Slots are owned in pages: page p is the slots p·page_size to (p+1)·page_size - 1, and a page of one
+slot is that slot. Page 0 is a dummy: padded rows write to slot 0, and none of its slots is ever handed out. The free
+list lives on the device of the models, so that taking slots needs no trip to the host.
 
-Source: SGLang: python/sglang/srt/mem_cache/memory_pool.py:TokenToKVPoolAllocator @v0.4.6; `backup_state` and
+Nothing here knows which slots of a page hold a token. A page is free again as soon as one of its slots is freed, so
+who frees must leave out every slot that shares a page with a token that stays: see `align_evict_mask_to_page_size`.
+
+Source: SGLang: python/sglang/srt/mem_cache/memory_pool.py:TokenToKVPoolAllocator and
+python/sglang/srt/mem_cache/paged_allocator.py:PagedTokenToKVPoolAllocator @v0.4.6; `backup_state` and
 `restore_state` came with b26bc86b36 (#4908) and left with the v1 worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from refspec.kernels.checks import values_are_checked
 
 
 class OutOfSlots(RuntimeError):
@@ -29,68 +36,167 @@ class IntegrityError(AssertionError):
 class AllocatorState:
     """A snapshot. It shares no memory with the live lists and can be restored any number of times."""
 
-    free_slots: Tensor
+    free_pages: Tensor
     owned: Tensor
 
 
 class SlotAllocator:
-    """Slots 1..size, first in, first out."""
+    """`size` slots behind the dummy page, first in, first out.
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    available(), alloc(), taken and returned count slots, always those of whole pages.
+    """
+
+    def __init__(self, size: int, device: torch.device, page_size: int = 1) -> None:
         if size < 1:
             raise ValueError(f"the KV pool needs at least 1 slot, got {size}")
-        self.size = size
-        self.free_slots = torch.arange(1, size + 1, device=device)  # i64, in the order they will be given out
-        self.owned = torch.zeros(size + 1, dtype=torch.bool, device=device)
+        if page_size < 1 or size % page_size:
+            raise ValueError(f"a KV pool of {size} slots cannot be cut into pages of {page_size}")
+        self.size, self.page_size = size, page_size
+        pages = size // page_size
+        self.free_pages = torch.arange(1, pages + 1, device=device)  # i64, in the order they will be given out
+        self.owned = torch.zeros(pages + 1, dtype=torch.bool, device=device)  # by page
         self.taken = self.returned = 0  # slots, over the allocator's life
 
+    @property
+    def free_slots(self) -> Tensor:
+        """i64 (available()): the slots of the free pages, in their order."""
+        return self._slots_of(self.free_pages)
+
     def available(self) -> int:
-        return len(self.free_slots)
+        return len(self.free_pages) * self.page_size
 
     def alloc(self, count: int) -> Tensor:
-        """Take `count` slots: i64 (count). Raises OutOfSlots and takes none when fewer are free."""
-        if count > len(self.free_slots):
-            raise OutOfSlots(f"{count} KV slots are needed, {len(self.free_slots)} of {self.size} are free")
-        slots, self.free_slots = self.free_slots[:count], self.free_slots[count:]
-        self.owned[slots] = True
-        self.taken += count
-        return slots
+        """Take `count` slots, page by page: i64 (count).
+
+        Raises OutOfSlots, and takes none, when fewer are free, and ValueError for a count that is no whole pages.
+        """
+        if count % self.page_size:
+            raise ValueError(f"{count} slots are not whole pages of {self.page_size}")
+        return self._slots_of(self._take(count // self.page_size))
+
+    def slots_to_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int]) -> int:
+        """How many slots `alloc_extend` takes from the free ones: those of new pages, not those of begun ones."""
+        return sum(self._new_pages(prefix_lens, seq_lens)) * self.page_size
+
+    def alloc_extend(self, prefix_lens: Sequence[int], seq_lens: Sequence[int], last_slots: Tensor) -> Tensor:
+        """Slots for the positions prefix_lens[r] to seq_lens[r] - 1 of each request r.
+
+        last_slots i64 (b): the slot of each request's last token, at position prefix_lens[r] - 1. Where a page is not
+        full with it, the new tokens first fill that page, then whole new ones; else any number may stand there.
+        Returns i64 (sum of seq_lens - prefix_lens), request by request, each by position. The token at position p has
+        slot p % page_size of its page, provided that this was so for the last token.
+
+        Raises OutOfSlots, and takes none, when the new pages are not free; ValueError for lengths that shrink or are
+        negative; where values are checked, IntegrityError for a last slot that stands elsewhere in its page than its
+        position does, or that nobody owns.
+        """
+        size, device, b = self.page_size, self.free_pages.device, len(prefix_lens)
+        new_pages = self._new_pages(prefix_lens, seq_lens)
+        count = sum(seq_lens) - sum(prefix_lens)
+        prefix = torch.tensor(prefix_lens, dtype=torch.int64, device=device)
+        lens = torch.tensor(seq_lens, dtype=torch.int64, device=device) - prefix
+        new = torch.tensor(new_pages, dtype=torch.int64, device=device)
+        if values_are_checked(device):
+            self._check_last_slots(prefix, last_slots)
+
+        # The b pages that the last tokens lie in, then the new ones, request by request.
+        pages = torch.cat([last_slots // size, self._take(sum(new_pages))])
+        first_new = b + new.cumsum(0) - new
+        request = torch.repeat_interleave(torch.arange(b, device=device), lens, output_size=count)
+        position = torch.arange(count, device=device) + (prefix - lens.cumsum(0) + lens)[request]
+        nth_new = position // size - ((prefix + size - 1) // size)[request]  # -1: the page of the last token
+        page = pages[torch.where(nth_new < 0, request, first_new[request] + nth_new)]
+        return page * size + position % size
 
     def free(self, slots: Tensor) -> None:
-        """Give slots (n) back. Raises IntegrityError, and frees none, if one is not owned or comes twice."""
-        if len(slots) and not (int(slots.min()) >= 1 and int(slots.max()) <= self.size):
+        """Give back the pages that slots (n) lie in, each once, however many of its slots are there.
+
+        Single slots become free in the order given, pages in the order of their numbers. Raises IntegrityError, and
+        frees none, if one is not owned or a slot comes twice.
+        """
+        first, last = self.page_size, self.page_size + self.size - 1
+        if len(slots) and not (int(slots.min()) >= first and int(slots.max()) <= last):
             raise IntegrityError(
-                f"numbers that are no slots of this pool (1 to {self.size}) are among {slots.tolist()}"
+                f"numbers that are no slots of this pool ({first} to {last}) are among {slots.tolist()}"
             )
+        pages = slots
+        if self.page_size > 1:
+            pages = torch.unique(slots // self.page_size)
+            if len(torch.unique(slots)) != len(slots):
+                raise IntegrityError(f"slots freed twice, among {slots.tolist()}")
         owned_before = self.owned.clone()
-        self.owned[slots] = False
-        if int((owned_before ^ self.owned).sum()) != len(slots):
+        self.owned[pages] = False
+        if int((owned_before ^ self.owned).sum()) != len(pages):
             self.owned = owned_before
             raise IntegrityError(f"slots freed twice or never given out, among {slots.tolist()}")
-        self.free_slots = torch.cat([self.free_slots, slots])
-        self.returned += len(slots)
+        self.free_pages = torch.cat([self.free_pages, pages])
+        self.returned += len(pages) * self.page_size
 
     def backup_state(self) -> AllocatorState:
-        return AllocatorState(self.free_slots.clone(), self.owned.clone())
+        return AllocatorState(self.free_pages.clone(), self.owned.clone())
 
     def restore_state(self, state: AllocatorState) -> None:
         """Back to what `backup_state` saw: the same slots free, in the same order."""
-        self.returned += len(state.free_slots) - len(self.free_slots)
-        self.free_slots, self.owned = state.free_slots.clone(), state.owned.clone()
+        self.returned += (len(state.free_pages) - len(self.free_pages)) * self.page_size
+        self.free_pages, self.owned = state.free_pages.clone(), state.owned.clone()
 
     def check(self, owners: Iterable[tuple[str, Tensor]]) -> None:
-        """Every slot is free or owned by one of `owners` (name, slots); none twice; slot 0 by nobody.
+        """Every page is free or owned by one of `owners` (name, slots); no slot comes twice; page 0 is nobody's.
 
-        Raises IntegrityError that names the slots and their owners.
+        An owner of a page may name any of its slots, but at least one. Raises IntegrityError that names the slots and
+        their owners.
         """
+        pages = self.size // self.page_size
         holder: dict[int, str] = {0: "the dummy slot"}
         for name, slots in [("the free list", self.free_slots), *owners]:
-            for slot in slots.tolist():
-                if not 0 <= slot <= self.size:
-                    raise IntegrityError(f"{name} holds {slot}, which is no slot of this pool (1 to {self.size})")
-                if slot in holder:
-                    raise IntegrityError(f"slot {slot} is held by {holder[slot]} and by {name}")
-                holder[slot] = name
-        lost = sorted(set(range(self.size + 1)) - set(holder))
+            numbers = slots.tolist()
+            held = {number // self.page_size for number in numbers}
+            for slot in numbers:
+                if not 0 <= slot // self.page_size <= pages:
+                    first, last = self.page_size, self.page_size + self.size - 1
+                    raise IntegrityError(f"{name} holds {slot}, which is no slot of this pool ({first} to {last})")
+                if slot // self.page_size in holder:
+                    what = f"slot {slot}" if self.page_size == 1 else f"the page of slot {slot}"
+                    raise IntegrityError(f"{what} is held by {holder[slot // self.page_size]} and by {name}")
+            if len(set(numbers)) != len(numbers):
+                twice = next(slot for slot in numbers if numbers.count(slot) > 1)
+                raise IntegrityError(f"slot {twice} is held by {name} and by {name}")
+            holder.update(dict.fromkeys(held, name))
+        lost = [page for page in range(1, pages + 1) if page not in holder]
         if lost:
-            raise IntegrityError(f"{len(lost)} of {self.size} slots are held by nobody, the first: {lost[:8]}")
+            first_lost = self._slots_of(torch.tensor(lost)).tolist()
+            raise IntegrityError(
+                f"{len(first_lost)} of {self.size} slots are held by nobody, the first: {first_lost[:8]}"
+            )
+        if bool(self.owned[self.free_pages].any()):
+            raise IntegrityError(f"slots are free and count as owned, among {self.free_slots.tolist()}")
+
+    def _take(self, pages: int) -> Tensor:
+        if pages > len(self.free_pages):
+            raise OutOfSlots(
+                f"{pages * self.page_size} KV slots are needed, {self.available()} of {self.size} are free"
+            )
+        taken, self.free_pages = self.free_pages[:pages], self.free_pages[pages:]
+        self.owned[taken] = True
+        self.taken += pages * self.page_size
+        return taken
+
+    def _slots_of(self, pages: Tensor) -> Tensor:
+        if self.page_size == 1:
+            return pages
+        return (pages.unsqueeze(1) * self.page_size + torch.arange(self.page_size, device=pages.device)).flatten()
+
+    def _new_pages(self, prefix_lens: Sequence[int], seq_lens: Sequence[int]) -> list[int]:
+        if not all(0 <= old <= new for old, new in zip(prefix_lens, seq_lens, strict=True)):
+            raise ValueError(f"requests of lengths {list(prefix_lens)} cannot be extended to {list(seq_lens)}")
+        return [
+            -(-new // self.page_size) + -old // self.page_size for old, new in zip(prefix_lens, seq_lens, strict=True)
+        ]
+
+    def _check_last_slots(self, prefix: Tensor, last_slots: Tensor) -> None:
+        begun = prefix % self.page_size != 0
+        last, position = last_slots[begun], prefix[begun] - 1
+        in_pool = (last >= self.page_size) & (last < self.page_size + self.size)
+        owned = self.owned[torch.where(in_pool, last // self.page_size, 0)]
+        if not bool((owned & (last % self.page_size == position % self.page_size)).all()):
+            raise IntegrityError(f"slots {last.tolist()} do not hold the tokens at positions {position.tolist()}")
