@@ -91,11 +91,8 @@ class PrefixCache:
     def match_prefix(self, token_ids: Sequence[int]) -> PrefixMatch:
         """Look token_ids up. Afterwards a node ends where the match does. Lock it before anything else happens."""
         node, _ = self._walk(self._units(token_ids))
-        parts, end = [self.root.slots], node
-        while node.parent is not None:
-            parts.insert(1, node.slots)
-            node = node.parent
-        return PrefixMatch(torch.cat(parts), end)
+        parts = [above.slots for above in reversed(self._path(node))]
+        return PrefixMatch(torch.cat([self.root.slots, *parts]), node)
 
     def insert(self, token_ids: Sequence[int], slots: Tensor) -> int:
         """Take over the slots (at least cacheable_len) of a prefix, but for those leading ones that are there already.
