@@ -12,9 +12,9 @@ least the last shared token anew is no cure. Once "a b d" is in the tree as well
 request "a b d e" matches all of it, with the wrong row in the middle. Verification repairs what the draft gets wrong,
 so no output shows this, only fewer accepted tokens. With `pair_keys` a token counts as the same only together with
 the token after it: the key of n tokens is n - 1 pairs, every matched slot has both models' rows right, and at least
-the last token of a prompt is left to compute, which the first draft needs anyway. Plain keys are for what is fed its
-own token: a target alone, or a standalone draft. They can match a whole prompt; so whoever needs logits looks up all
-but its last token.
+the last token of a prompt is left to compute. The draft's rows of what is left need nothing else of the prefix: each
+is fed the target's hidden state at its own slot's token. Plain keys are for what is fed its own token: a target alone,
+or a standalone draft. They can match a whole prompt; so whoever needs logits looks up all but its last token.
 
 **What the scheduler owes the tree.**
 
