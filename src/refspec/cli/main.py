@@ -11,6 +11,7 @@ from refspec.cli.bench import bench_app
 from refspec.cli.command_line import CommandLine
 from refspec.cli.demo import demo
 from refspec.cli.doctor import doctor
+from refspec.cli.dp_demo import dp_demo
 from refspec.cli.exercises import exercises, grade, hint, reset, start
 from refspec.cli.generate import generate
 from refspec.cli.oracle import oracle_app
@@ -30,6 +31,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(bench_app, name="bench")
 app.add_typer(oracle_app, name="oracle")
 app.command()(demo)
+app.command()(dp_demo)
 for command in (exercises, start, grade, hint, reset):
     app.command()(command)
 app.command()(quiz)

@@ -13,6 +13,7 @@ beside it, torch's and Triton's, play the parts of PoolAttention and PagedAttent
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -163,6 +164,8 @@ class ModelRunner:
     forwards: counts this runner's, by the phase that each was made for.
     vocab_size: ids at or above it are never proposed. It is smaller than the model's own where the rows of the
     output head were padded beyond the tokenizer's size: their logits mean nothing.
+    shared_head: where the output head is spread over several ranks (engine/dp.py), what takes the place of the model's
+    own: (hidden states (n, H), phase) -> logits (n, V). It is asked in every forward, for zero rows too.
     """
 
     def __init__(
@@ -176,23 +179,27 @@ class ModelRunner:
         self.model, self.device, self.forwards = model, device, forwards
         self.pool = MHATokenToKVPool(model.kv_layout, slots, device)
         self.vocab_size = vocab_size or model.config.vocab_size
+        self.shared_head: Callable[[Tensor, str], Tensor] | None = None
 
     @torch.inference_mode()  # a tenth of the time on a CPU: no torch operation keeps books for a gradient
     def forward(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None = None) -> ForwardOutput:
         """Run the rows; logits for `logits_rows` (indices into the n rows), or for all of them.
 
         Afterwards the pool holds the rows' keys and values at out_slots. With zero rows (an idle rank) the model
-        is not run, the outputs have zero rows, and nothing is counted.
+        is not run, the outputs have zero rows, and nothing is counted; a shared head is asked all the same.
         """
         if not batch.q_lens:
             hidden = torch.zeros(0, self.model.config.hidden_size, dtype=self.model.kv_layout.dtype, device=self.device)
+            if self.shared_head:
+                return ForwardOutput(self.shared_head(hidden, phase)[:, : self.vocab_size], hidden)
             return ForwardOutput(hidden.new_zeros(0, self.vocab_size), hidden)
         self.forwards[phase] += 1
         paged = resolve_backend("auto", self.device) == "triton"
         attend = PagedAttention(batch, self.pool) if paged else PoolAttention(batch, self.pool)
         hidden_states = self.model(batch.input_ids, batch.positions, attend, batch.hidden_states)
         read = hidden_states if logits_rows is None else hidden_states.index_select(0, logits_rows)
-        return ForwardOutput(self.model.logits(read)[:, : self.vocab_size], hidden_states)
+        logits = self.shared_head(read, phase) if self.shared_head else self.model.logits(read)
+        return ForwardOutput(logits[:, : self.vocab_size], hidden_states)
 
 
 def greedy_choice(logits: Tensor) -> Tensor:

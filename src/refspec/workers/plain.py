@@ -19,7 +19,7 @@ class PlainWorker(Worker):
         if mode is ForwardMode.EXTEND:
             with self.phase("prefill"):
                 self.prefill_target(batch)
-        elif mode is ForwardMode.DECODE:
+        else:
             with self.phase("decode"):
                 self._decode(batch)
         return batch.keep(batch.going_on())
@@ -48,4 +48,5 @@ class PlainWorker(Worker):
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len += 1
             request.accept_lens.append(append_tokens(request, [token]))
-        self.stats.count_round([1] * b, num_steps=0, num_candidates=0)
+        if b:
+            self.stats.count_round([1] * b, num_steps=0, num_candidates=0)
