@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 
 import psutil
@@ -369,13 +370,13 @@ def test_scripted_ranks_as_processes() -> None:
 
 
 @pytest.mark.parametrize("ending", ["ctrl-c", "killed"])
-def test_no_rank_outlives_the_run(ending: str) -> None:
+def test_no_rank_outlives_the_run(ending: str, tmp_path: Path) -> None:
     """While the ranks hang. Ctrl-C goes to all of a terminal's processes; a killed one can no longer end the others."""
     running = subprocess.Popen(
         command("dp-demo", "--requests", "0,1", "--skip-idle", "--timeout", "60" if ending == "ctrl-c" else "0.5"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(),
+        env=environment(TMPDIR=str(tmp_path)),  # a killed one leaves its folder, too
         text=True,
         start_new_session=True,
     )

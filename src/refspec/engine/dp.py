@@ -42,6 +42,7 @@ from torch import Tensor
 from refspec.config import SamplingParams
 from refspec.contracts import ForwardMode
 from refspec.engine.engine import Engine, Generation, Prompt
+from refspec.kernels.backend import use_backend
 from refspec.memory.req_table import ReqTable
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ServedModel
@@ -107,7 +108,6 @@ class Peers:
         self.report, self.skip_idle = report, skip_idle
         self.collectives = self.step = self.forward = 0
 
-    # region agree_on_mode
     def agree(self, mode: ForwardMode, batch_size: int) -> Step:
         """The mode of the next step, if this rank would like `mode` for `batch_size` requests of its own."""
         self.step, self.forward = self.step + 1, 0
@@ -115,8 +115,6 @@ class Peers:
         wishes = [theirs.tolist() for theirs in self.gather(self.agreement, wish, "agreement", "modes")]
         highest = max(priority for priority, _ in wishes)
         return Step(PRIORITY[highest], tuple(size if priority == highest else 0 for priority, size in wishes))
-
-    # endregion agree_on_mode
 
     def gather(self, line: Gather, mine: Tensor, phase: str, what: str) -> list[Tensor]:
         """Every rank's tensor, by rank."""
@@ -143,7 +141,6 @@ class SharedHead:
         self.vocab_size = model.config.vocab_size
         self.width = -(-self.vocab_size // peers.size)  # the last share may be narrower
 
-    # region shared_head
     def __call__(self, hidden_states: Tensor, phase: str) -> Tensor:
         """Hidden states (n, H) of this rank's rows -> their logits (n, V). n may be 0: the others' may not."""
         peers, own = self.peers, len(hidden_states)
@@ -165,8 +162,6 @@ class SharedHead:
         before = sum(counts[: peers.rank])
         return logits[before : before + own]
 
-    # endregion shared_head
-
 
 class JointWorker(Worker):
     """A worker that moves only when all ranks do. The scheduler above it need not know."""
@@ -179,7 +174,6 @@ class JointWorker(Worker):
     def slots_per_round(self) -> int:
         return self.worker.slots_per_round
 
-    # region stay_in_step
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         """As the worker's own, after any steps of another mode that the other ranks have to take first."""
         while (step := self._agree(mode, len(batch))).mode is not mode:
@@ -198,8 +192,6 @@ class JointWorker(Worker):
         """The phases of that mode, with zero rows."""
         empty = RunningBatch.of([], self.table.req_to_token)
         self.worker.forward(empty, ForwardMode.IDLE if mode is ForwardMode.DECODE else mode)
-
-    # endregion stay_in_step
 
     def _agree(self, mode: ForwardMode, batch_size: int) -> Step:
         step = self.peers.agree(mode, batch_size)
@@ -220,7 +212,8 @@ def in_step(engine: Engine, peers: Peers, on_step: Callable[[Step], None] = lamb
     for runner in runners:
         runner.shared_head = SharedHead(runner.model, peers)
     try:
-        yield joint
+        with use_backend(engine.backend):  # as in the engine's own steps
+            yield joint
     finally:
         engine.scheduler.worker = worker
         for runner in runners:
