@@ -181,10 +181,15 @@ def transparent_pair(seed: int = 2, vocab_size: int = 23) -> tuple[LlamaForCausa
 
 def byte_tokenizer() -> Tokenizer:
     """256 ids, one for each byte: id b is byte b."""
+    return tokenizer_of([bytes([byte]) for byte in range(256)])
+
+
+def tokenizer_of(tokens: Sequence[bytes]) -> Tokenizer:
+    """Id i stands for the bytes tokens[i], which need not be whole characters. Only single bytes can be encoded."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     symbols = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    tokenizer = Tokenizer(BPE({symbols[byte]: byte for byte in range(256)}, []))
+    tokenizer = Tokenizer(BPE({"".join(symbols[byte] for byte in token): i for i, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -250,3 +255,26 @@ def assert_same_output(plain: Sequence[Generation], spec: Sequence[Generation]) 
 def candidates_of(topk: int, num_steps: int) -> int:
     """Sizes as the literature gives them, counted level by level."""
     return sum(topk if level == 0 else topk * topk for level in range(num_steps))
+
+
+# --- stop strings, the slow way -----------------------------------------------------------------------------------
+
+
+def naive_stop(
+    decode: Callable[[Sequence[int]], str], ids: Sequence[int], stops: Sequence[str], include: bool = False
+) -> tuple[int, str, str | None]:
+    """Everything is decoded again after each token: how many tokens are kept, their text, and the stop string."""
+    for kept in range(1, len(ids) + 1):
+        text = decode(ids[:kept])
+        for start in range(len(text)):
+            for stop in sorted(stops, key=len):
+                if text.startswith(stop, start):
+                    return kept, text[: start + len(stop) * include], stop
+    return len(ids), decode(ids), None
+
+
+def undecided_end(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of a text that may still change, or turn out to be the start of a stop string."""
+    decided = text.rstrip("\ufffd")
+    held = [n for stop in stops for n in range(1, len(stop)) if decided.endswith(stop[:n])]
+    return len(text) - len(decided) + max(held, default=0)

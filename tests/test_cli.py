@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ import typer
 from builders import llama_config, random_head, random_llama, saved_head, saved_target
 from rich.console import Console
 from test_cli_trace import Terminal
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 import refspec
 from refspec import SamplingParams, SpecConfig
-from refspec.cli import demo, generate
+from refspec.cli import demo, generate, report
 from refspec.cli.main import app
 from refspec.engine import compare
 from refspec.engine.engine import DTYPES
@@ -83,7 +85,7 @@ def test_json_is_one_document(models: list[str]) -> None:
     printed = run("generate", "def fib(n):", "x", *models, "--max-new-tokens", "9", "--json").json()
     assert list(printed) == ["generations", "stats", "config"]
     for generation in printed["generations"]:
-        assert list(generation) == ["text", "token_ids", "finish_reason", "accept_lens"]
+        assert list(generation) == ["text", "token_ids", "finish_reason", "accept_lens", "matched_stop"]
         assert len(generation["token_ids"]) == 1 + sum(generation["accept_lens"]) == 9
     stats = printed["stats"]
     assert stats["rounds"] == stats["target_forwards"] == max(len(g["accept_lens"]) for g in printed["generations"])
@@ -171,6 +173,8 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "max_new_tokens": ["--max-new-tokens", "11"],
         "ignore_eos": ["--ignore-eos"],
         "stop_token_id": ["--stop-token-id", "254", "--stop-token-id", "255"],
+        "stop": ["--stop", "two words", "--stop", "\n;"],
+        "include_stop_str": ["--include-stop-str"],
         "target": models[:2],
         "draft": models[2:],
         "dtype": ["--dtype", "float64"],
@@ -194,6 +198,8 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "max_new_tokens": 11,
         "ignore_eos": True,
         "stop_token_ids": [254, 255],
+        "stop": ["two words", "\n;"],
+        "include_stop_str_in_output": True,
         "target": models[1],
         "draft": models[3],
         "dtype": "float64",
@@ -225,6 +231,48 @@ def test_stop_tokens_end_the_output(models: list[str]) -> None:
     cut = run("generate", "x", *models, "--ignore-eos", "--stop-token-id", str(stop), "--json").json()["generations"][0]
     assert cut["finish_reason"] == "stop"
     assert cut["token_ids"] == first[: first.index(stop) + 1]
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_strings_end_the_output(include: bool, models: list[str], tmp_path: Path) -> None:
+    """In the answer, on the screen and in the trace: nothing of what the block brought behind them."""
+    common = ["generate", "q", *models, "--ignore-eos", "--max-new-tokens", "40"]
+    whole = run(*common, "--json").json()["generations"][0]
+    end = next(i for i in range(9, 40) if whole["token_ids"][i - 1] < 127 and whole["token_ids"][i] < 127)
+    stop = bytes(whole["token_ids"][end - 1 : end + 1]).decode()
+    options = ["--stop", stop, "--trace", tmp_path / "t.json", *["--include-stop-str"] * include]
+    cut = run(*common, *options, "--json").json()["generations"][0]
+    at = whole["text"].index(stop)
+    assert cut["text"] == whole["text"][: at + len(stop) * include]
+    assert cut["token_ids"] == whole["token_ids"][: len(cut["token_ids"])]
+    assert bytes(cut["token_ids"]).endswith(stop.encode())
+    assert (cut["finish_reason"], cut["matched_stop"]) == ("stop", stop)
+
+    trace = Trace.load(tmp_path / "t.json")
+    assert [token for r in trace.rounds for token in r.requests[0].committed] == cut["token_ids"][1:]
+    assert trace.rounds[-1].requests[0].finish_reason == "stop"
+    shown = run(*common, *options)
+    assert shown.out.startswith("q" + report.printable(cut["text"]) + "\n\n")
+    assert f"finish reason stop at {stop!r}" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "words"),
+    [
+        ("", 2, "a stop string is empty"),
+        ("\ufffd", 2, "no text"),
+        ("<|endoftext|>", 1, "is a special token, which is not part of a text: give its id, 256, in --stop-token-id"),
+    ],
+)
+def test_stop_strings_that_never_occur(stop: str, status: int, words: str, folder: Path, tmp_path: Path) -> None:
+    target = shutil.copytree(folder / "target", tmp_path / "target")
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(target / "tokenizer.json"))
+    failed = run("generate", "x", "--target", target, "--draft", folder / "eagle", "--stop", stop)
+    assert (failed.status, failed.out, failed.err.count("\n")) == (status, "", 1)
+    assert failed.err.startswith("refspec: ")
+    assert words in failed.err
 
 
 def test_names_of_dtypes_are_the_engines() -> None:

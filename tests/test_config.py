@@ -70,6 +70,14 @@ def test_a_round_needs_the_larger_of_the_drafts_slots_and_the_trees(n: int, slot
         ({"stop_token_ids": (3, -1)}, r"stop_token_ids must be at least 0, got -1"),
         ({"stop_token_ids": ["</s>"]}, r"stop_token_ids must be a whole number, got '</s>'"),
         ({"stop_token_ids": 5}, r"stop_token_ids"),
+        ({"stop": ""}, r"a stop string is empty"),
+        ({"stop": ("a", "")}, r"a stop string is empty"),
+        ({"stop": None}, r"stop must be a text, or a list of texts, got None"),
+        ({"stop": 5}, r"stop must be a text, or a list of texts, got 5"),
+        ({"stop": ["a", 5]}, r"stop must be a text, or a list of texts, got \['a', 5\]"),
+        ({"stop": b"ab"}, r"stop must be a text, or a list of texts, got b'ab'"),
+        ({"stop": "a\ufffd"}, r"'a\\ufffd' holds characters that are no text"),
+        ({"stop": "\ud800"}, r"'\\ud800' holds characters that are no text"),
     ],
     ids=str,
 )
@@ -81,6 +89,13 @@ def test_sampling_params_refuse(settings: dict[str, object], complaint: str) -> 
 
 def test_stop_tokens_may_come_as_any_sequence() -> None:
     assert SamplingParams(stop_token_ids=[3, 1]).stop_token_ids == (3, 1)  # type: ignore[arg-type]
+
+
+def test_stop_strings_may_come_as_one_or_as_any_sequence() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["b", "a?"]).stop == ("b", "a?")  # type: ignore[arg-type]
+    assert SamplingParams(stop=(text for text in ("\n", "é"))).stop == ("\n", "é")  # type: ignore[arg-type]
+    assert SamplingParams().stop == ()
 
 
 @pytest.mark.parametrize("knobs", [SpecConfig(), SamplingParams()], ids=lambda k: type(k).__name__)

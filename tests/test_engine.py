@@ -25,14 +25,11 @@ from builders import (
     text_logits,
     transparent_pair,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE, WordLevel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import refspec
 from refspec import Engine, SamplingParams, SpecConfig
-from refspec.engine.engine import _TextInPieces
 from refspec.models.checkpoint import CheckpointError
 from refspec.models.llama import LlamaForCausalLM
 from refspec.models.scripted import ScriptedModel
@@ -398,40 +395,6 @@ def test_bytes_that_make_up_no_character_come_at_the_end(tail: bytes) -> None:
     (generation,) = engine.generate([[0]], params)
     assert generation.text == tail.decode(errors="replace")
     assert "".join(block.text for block in engine.stream([0], params)) == generation.text
-
-
-def tokenizer_that_drops_the_first_space() -> Tokenizer:
-    """Of the kind of LLaMA 2's: ids 0 to 255 are bytes, 256 to 261 are pieces, 261 is skipped when it is decoded."""
-    pieces = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁a", "▁☃b", "c", "▁", "\ufffd", "<s>"]
-    tokenizer = Tokenizer(BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.add_special_tokens(["<s>"])
-    return tokenizer
-
-
-TOKENIZERS: dict[str, tuple[Callable[[], Tokenizer], list[list[int]]]] = {
-    # What ids may follow one another: whole characters, parts of them, and bytes that belong to none.
-    "bytes": (
-        byte_tokenizer,
-        [[97], [32], [*"é".encode()], [*"🙂".encode()], [0xF0, 0x9F], [0xFF], [*b"\xef\xbf\xbd"]],
-    ),
-    "pieces": (tokenizer_that_drops_the_first_space, [[256], [257], [258], [259], [260], [261], [*"🙂".encode(), 258]]),
-}
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
-@given(data=st.data())
-def test_pieces_of_a_text_join_to_it_wherever_it_is_cut(kind: str, data: st.DataObject) -> None:
-    make, parts = TOKENIZERS[kind]
-    ids = [token for part in data.draw(st.lists(st.sampled_from(parts), max_size=12)) for token in part]
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(ids) - 1)))) if len(ids) > 1 else []
-    tokenizer = make()
-    text = _TextInPieces(tokenizer.decode)
-    told = [text.next_piece(ids[:cut], last=False) for cut in cuts]
-    assert tokenizer.decode(ids).startswith("".join(told))
-    assert "".join([*told, text.next_piece(ids, last=True)]) == tokenizer.decode(ids)
 
 
 def test_stream_decodes_each_id_a_few_times_however_long_the_output() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from builders import tokenizer_of
 
 from refspec import SamplingParams
-from refspec.requests.finish import append_tokens, finish_reason
+from refspec.requests.finish import append_tokens, finish_reason, matched_stop
+from refspec.requests.output_text import OutputText
 from refspec.requests.request import Request
 
 STOP = 77
@@ -76,3 +78,77 @@ def test_nothing_is_read_behind_the_end() -> None:
 )
 def test_only_the_newest_token_can_end_it(output: tuple[int, ...], budget: int, room: int, reason: str | None) -> None:
     assert finish_reason(request_of(budget, room, output)) == reason
+
+
+# --- stop strings -------------------------------------------------------------------------------------------------
+
+LETTERS = tokenizer_of([bytes([c]) for c in range(ord("a"), ord("z") + 1)])  # one character per token: a is 0
+
+
+def letters(text: str) -> list[int]:
+    return [ord(c) - ord("a") for c in text]
+
+
+def with_stop(*stops: str, budget: int = 100, room: int = 100, include: bool = False) -> Request:
+    request = request_of(budget, room)
+    request.text = OutputText(LETTERS.decode, stops, include)
+    return request
+
+
+def text_of(request: Request) -> str:
+    assert request.text is not None
+    return request.text.take(last=True)
+
+
+def test_FIN_01_stop_text_equal_to_the_text_of_the_token() -> None:
+    """4 9 S 6 6 2 8 with a budget of 6, where S is no stop token, but its text is the stop string."""
+    s = letters("s")[0]
+    request = with_stop("s", budget=6)
+    kept = append_tokens(request, [4, 9, s, 6, 6, 2, 8])
+    assert (kept, request.output_ids, request.finish_reason) == (3, [4, 9, s], "stop")
+    assert (text_of(request), matched_stop(request)) == ("ej", "s")
+
+
+def test_FIN_01_stop_token_that_completes_a_stop_string() -> None:
+    """Both hold at one token: the string is reported, and is not in the text."""
+    s = letters("s")[0]
+    request = with_stop("js", budget=3)
+    request.stop_token_ids = frozenset({s})
+    assert append_tokens(request, [4, 9, s, 6]) == 3
+    assert (request.finish_reason, text_of(request), matched_stop(request)) == ("stop", "e", "js")
+
+
+def test_a_stop_token_before_the_stop_string_is_complete() -> None:
+    request = with_stop("sx")
+    request.stop_token_ids = frozenset(letters("s"))
+    assert append_tokens(request, letters("esx")) == 2
+    assert (text_of(request), matched_stop(request)) == ("es", letters("s")[0])
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "x"), (True, "xab")])
+@pytest.mark.parametrize("cut", range(8))
+def test_FIN_03_stop_text_early_in_a_long_block(include: bool, text: str, cut: int) -> None:
+    """x a b c d e f g, accepted at once or in two blocks: the third token ends it, and c..g are nowhere."""
+    request = with_stop("ab", include=include)
+    kept = append_tokens(request, letters("xabcdefg")[:cut])
+    if request.finish_reason is None:
+        kept += append_tokens(request, letters("xabcdefg")[cut:])
+    assert (kept, request.output_ids, request.finish_reason) == (3, letters("xab"), "stop")
+    assert text_of(request) == text
+
+
+@pytest.mark.parametrize("budget", range(1, 9))
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 8])
+def test_FIN_01_wherever_the_end_of_a_stop_string_meets_budget_and_context(budget: int, room: int) -> None:
+    request = with_stop("bc", budget=budget, room=room)
+    kept = append_tokens(request, letters("xabcdefg"))
+    assert kept == min(budget, room, 4)
+    assert request.finish_reason == ("stop" if kept == 4 else "length")
+    assert text_of(request) == "xabc"[:kept].removesuffix("bc")
+    assert matched_stop(request) == ("bc" if kept == 4 else None)
+
+
+def test_nothing_is_read_behind_a_stop_string() -> None:
+    block = iter(letters("abcd"))
+    append_tokens(with_stop("b"), block)
+    assert list(block) == letters("cd")

@@ -63,12 +63,18 @@ class SamplingParams:
 
     max_new_tokens: budget of output tokens; a stop inside the budget wins over it.
     stop_token_ids: ids that end the output, beside the model's own end-of-text ids. The id itself is kept.
-    ignore_eos: generate through the model's end-of-text ids (stop_token_ids still hold).
+    ignore_eos: generate through the model's end-of-text ids (stop_token_ids and stop still hold).
+    stop: texts that end the output; a single text may be given as it is. The token that completes one is kept in
+        token_ids, the text is cut before the stop string. The rules are those of refspec.requests.finish.
+    include_stop_str_in_output: cut the text behind the stop string instead. Named as in vLLM; SGLang's no_stop_trim
+        would promise too much, since there it decides about stop tokens as well, and here ids are never trimmed.
     """
 
     max_new_tokens: int = 64
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         require_int("max_new_tokens", self.max_new_tokens, at_least=1)
@@ -77,6 +83,20 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             require_int("stop_token_ids", token, at_least=0)
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+
+
+def _stop_strings(given: object) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else None
+    if stops is None or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError(f"stop must be a text, or a list of texts, got {given!r}")
+    for stop in stops:
+        if not stop:
+            raise ValueError("a stop string is empty, and would end every output before its first character")
+        # Surrogates and the replacement character stand for bytes that are no text.
+        if "\ufffd" in stop or stop.encode(errors="replace").decode() != stop:
+            raise ValueError(f"the stop string {stop!a} holds characters that are no text: nothing would stop at them")
+    return stops
 
 
 def require_int(name: str, value: object, at_least: int) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,6 +97,17 @@ def generate(
         list[int] | None,
         typer.Option(metavar="ID", help="A token id that ends the output. May be given several times."),
     ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="A text that ends the output, and is cut off. Taken as it is: a shell writes a line break as $'\\n'. "
+            "May be given several times.",
+        ),
+    ] = None,
+    include_stop_str: Annotated[
+        bool, typer.Option("--include-stop-str", help="Leave the text of --stop in the output.")
+    ] = SamplingParams.include_stop_str_in_output,
     target: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="A shipped model, or a folder in the Hugging Face layout.")
     ] = "tiny",
@@ -149,7 +160,11 @@ def generate(
                 exact_branch_kv=exact_branch_kv,
             )
         params = SamplingParams(
-            max_new_tokens=max_new_tokens, stop_token_ids=tuple(stop_token_id or ()), ignore_eos=ignore_eos
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=tuple(stop_token_id or ()),
+            ignore_eos=ignore_eos,
+            stop=tuple(stop or ()),
+            include_stop_str_in_output=include_stop_str,
         )
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -194,7 +209,7 @@ def generate(
         if len(prompts) > 1:
             console.rule(f"prompt {i}", align="left", style="dim")
         print_text(console, text, _blocks(engine, generation))
-        console.print(f"\n{_how_it_came(generation, plain)}\n", style="dim")
+        console.print(f"\n{_how_it_came(generation, plain)}\n", style="dim", markup=False)
     if views and not watch:
         console.print(most_telling(views))
         console.print()
@@ -265,15 +280,17 @@ def _read_prompt(file: Path) -> str:
 
 
 def _blocks(engine: Engine, generation: Generation) -> list[str]:
-    """The output's text, cut where a round began."""
+    """The output's text, cut where a round began. What a stop string has cut off is in no block."""
     ends = list(accumulate([1, *generation.accept_lens]))
     # Bytes that do not yet make up a character wait for the next block.
-    texts = [engine.decode(generation.token_ids[:end]).rstrip("\ufffd") for end in ends[:-1]] + [generation.text]
-    return [text[len(before) :] for before, text in zip(["", *texts], texts, strict=False)]
+    cuts = [len(engine.decode(generation.token_ids[:end]).rstrip("\ufffd")) for end in ends[:-1]]
+    return [generation.text[start:end] for start, end in pairwise([0, *accumulate(cuts, max), None])]
 
 
 def _how_it_came(generation: Generation, plain: bool) -> str:
     how = f"{plural(len(generation.token_ids), 'token')}, finish reason {generation.finish_reason}"
+    if isinstance(generation.matched_stop, str):
+        how += f" at {generation.matched_stop!r}"
     if plain:
         return how
     lens = " ".join(map(str, generation.accept_lens[:MOST_LENS]))

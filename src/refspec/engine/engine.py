@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -21,6 +21,8 @@ from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import LlamaForCausalLM
+from refspec.requests.finish import matched_stop
+from refspec.requests.output_text import OutputText
 from refspec.requests.request import Request
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Observer, Stats, Worker
@@ -41,10 +43,11 @@ Prompt = str | Sequence[int]
 class Generation:
     """What became of one prompt. len(token_ids) = 1 + sum(accept_lens): the first token is the prefill's."""
 
-    text: str  # of the output alone; ids with spaces between where the model has no tokenizer
-    token_ids: list[int]  # a stop token is kept
-    finish_reason: str  # "stop": a stop token; "length": the budget or the context is used up
+    text: str  # of the output alone, cut at a stop string; ids with spaces between where the model has no tokenizer
+    token_ids: list[int]  # the token that is a stop, or completes a stop string, is kept
+    finish_reason: str  # "stop": a stop token or a stop string; "length": the budget or the context is used up
     accept_lens: list[int]  # tokens committed in each round, the bonus included
+    matched_stop: int | str | None = None  # what stopped it: the token's id, or the stop string
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class StreamBlock:
     """What one step brought: an accepted block, whole."""
 
     token_ids: list[int]
-    text: str  # bytes that do not yet make up a character wait for the next block
+    text: str  # bytes that are not yet a character, and what may yet be a stop string, wait for a later block
     finish_reason: str | None  # set in the last block
+    matched_stop: int | str | None = None  # likewise
 
 
 class Engine:
@@ -135,7 +139,7 @@ class Engine:
         """Decode all prompts, batched as the pool allows; results in the prompts' order.
 
         params: one for all, or one for each. observer is called with the trace of every speculative round.
-        Raises ValueError for a prompt that cannot be served, or a stop token that does not exist, before any is served.
+        Raises ValueError for a prompt that cannot be served, or a stop that can never occur, before any is served.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise ValueError(f"prompts is {prompts!r}: give a list of prompts")
@@ -167,6 +171,7 @@ class Engine:
         Other streams and `generate` may run in between. Raises RuntimeError if a failure of theirs ended this one.
         """
         request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
+        request.text = request.text or OutputText(self.decode)
         return self._stream(request)
 
     def check(self) -> None:
@@ -218,6 +223,9 @@ class Engine:
         if not params.ignore_eos:
             stops.update(self.target_model.config.eos_token_ids)
         request = Request(index, ids, params, frozenset(stops), self.max_context)
+        if params.stop:
+            self._require_text_of(params.stop)
+            request.text = OutputText(self.decode, params.stop, params.include_stop_str_in_output)
         needed = self.scheduler.slots_needed(request)
         if needed > self.allocator.size:
             raise ValueError(
@@ -227,26 +235,47 @@ class Engine:
             )
         return request
 
+    def _require_text_of(self, stops: Sequence[str]) -> None:
+        """Raises ValueError for stop strings that no output can hold."""
+        if self.tokenizer is None:
+            raise ValueError(
+                "this target has no tokenizer, so there is no text to find stop strings in: use stop_token_ids"
+            )
+        for token, added in self.tokenizer.get_added_tokens_decoder().items():
+            if added.special and added.content in stops:
+                raise ValueError(
+                    f"the stop string {added.content!r} is a special token, which is not part of a text: "
+                    f"give its id, {token}, in stop_token_ids"
+                )
+
     def _step(self, observer: Observer | None = None) -> None:
         with use_backend(self.backend):
             self.scheduler.step(observer)
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None
+        text = self.decode(request.output_ids)
         return Generation(
-            self.decode(request.output_ids), request.output_ids, request.finish_reason, request.accept_lens
+            text=text[: len(text) - request.text.cut] if request.text else text,
+            token_ids=request.output_ids,
+            finish_reason=request.finish_reason,
+            accept_lens=request.accept_lens,
+            matched_stop=matched_stop(request),
         )
 
     def _stream(self, request: Request) -> Iterator[StreamBlock]:
         self.scheduler.add(request)
-        sent_tokens, text = 0, _TextInPieces(self.decode)
+        assert request.text is not None
+        sent_tokens = 0
         try:
             while request.finish_reason is None or sent_tokens < len(request.output_ids):
                 if sent_tokens == len(request.output_ids):
                     self._step()
                     continue
-                piece = text.next_piece(request.output_ids, last=request.finish_reason is not None)
-                block = StreamBlock(request.output_ids[sent_tokens:], piece, request.finish_reason)
+                reason = request.finish_reason
+                piece = request.text.take(last=reason is not None)
+                matched = matched_stop(request) if reason == "stop" else None
+                block = StreamBlock(request.output_ids[sent_tokens:], piece, reason, matched)
                 # Before the yield: while this stream rests, others may take steps in which its request goes on.
                 sent_tokens = len(request.output_ids)
                 yield block
@@ -288,35 +317,6 @@ class Engine:
         if isinstance(draft, LlamaForCausalLM):
             raise ValueError("the draft is a whole language model: algorithm eagle takes an EAGLE head")
         return _finite(draft, "draft")
-
-
-class _TextInPieces:
-    """The text of an output that grows, without decoding all of it again for each piece.
-
-    Only a window of the newest ids is decoded. It begins one piece early, at an id with which a character begins:
-    for some decoders the first id is a special case (a space before it is dropped), and that id's text is out already.
-    (tokenizers' own DecodeStream does as much, but has no way to ask for what is left at the end.)
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._start = 0  # where the window begins
-        self._boundary = 0  # the newest place known to lie between two characters
-        self._told = 0  # characters of the window's text that are out
-
-    def next_piece(self, ids: list[int], last: bool) -> str:
-        """What `ids`, the whole output so far, add to the pieces before; bytes of half a character wait, if not last.
-
-        Together the pieces are decode(ids), wherever they were cut, unless further ids change the text before them:
-        decoders with byte fallback do so to bytes that never become a character.
-        """
-        text = self._decode(ids[self._start :])
-        whole = text if last else text.rstrip("\ufffd")
-        piece = whole[self._told :]
-        self._told = max(self._told, len(whole))
-        if len(whole) == len(text) and (newest := self._decode(ids[self._boundary :])):
-            self._start, self._boundary, self._told = self._boundary, len(ids), len(newest)
-        return piece
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

@@ -36,7 +36,7 @@ def make_trace(
             ids.update(candidate.token for candidate in tree.candidates)
     return Trace(
         config={
-            name: " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            name: " ".join(map(repr, value)) if isinstance(value, list | tuple) else value
             for name, value in config.items()
             if name != "prompts"  # their tokens are in the outputs
         },

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from refspec.config import SamplingParams
 from refspec.contracts import DraftInput
+from refspec.requests.output_text import OutputText
 
 
 @dataclass(eq=False)
@@ -24,6 +25,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     accept_lens: list[int] = field(default_factory=list)  # tokens per round, bonus included
     finish_reason: str | None = None  # "stop" or "length"
+    text: OutputText | None = None  # where somebody must know it as it grows: for stop strings, or a stream
     row: int = 0  # of the request table; 0 = none
     kv_len: int = 0  # committed tokens in the KV cache: all but the newest output token
 
