@@ -91,6 +91,13 @@ def test_a_token_costs_the_same_however_long_the_output(tokens: list[bytes], pat
     assert told + text.rest() == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("before", range(2 * LONG_WINDOW))
+def test_a_character_that_begins_where_the_window_is_cut(before: int) -> None:
+    tokenizer = byte_tokenizer()
+    text, ids = TextInPieces(tokenizer.decode), [*b"\xff" * before, *"🙂".encode(), *b"a"]
+    assert "".join(map(text.append, ids)) == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_tokens_that_are_no_text_take_no_room(kind: str) -> None:
     """An end of text that is ignored, and said again and again: the space behind it must not get lost."""
@@ -114,12 +121,16 @@ def test_tokens_that_are_no_text_take_no_room(kind: str) -> None:
 
 def read(tokens: Sequence[bytes], stops: Sequence[str], include: bool = False) -> tuple[int, str, str | None]:
     """Tokens up to the one that completes a stop string: how many, the text, and the stop string."""
-    text, told = OutputText(tokenizer_of(sorted(set(tokens))).decode, stops, include), ""
-    for i, token in enumerate(tokens, start=1):
-        text.append(sorted(set(tokens)).index(token))
+    names = sorted(set(tokens))
+    ids, decode = [names.index(token) for token in tokens], tokenizer_of(names).decode
+    text, told = OutputText(decode, stops, include), ""
+    for i, token in enumerate(ids, start=1):
+        text.append(token)
         told += text.take(last=False)
         if text.matched_stop is not None:
             assert text.take(last=True) == ""
+            whole = decode(ids[:i])
+            assert whole[: len(whole) - text.cut] == told
             return i, told, text.matched_stop
     return len(tokens), told + text.take(last=True), None
 
