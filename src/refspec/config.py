@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 ALGORITHMS = ("eagle",)
+SAMPLERS = ("target_only", "rejection", "block")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,13 @@ class SpecConfig:
     exact_branch_kv: in the draft loop, let a branch attend its true ancestors' keys and values. False is
         SGLang's layout, where branch j attends what column j held at earlier steps, its ancestor or not.
         The output is the same either way; with k > 1 the guesses differ.
+    sampler: how verification decides for requests that sample; for greedy ones all three decide alike.
+        "target_only": one coin for each node of the tree, thrown against the target's law. "rejection", "block": along
+        a chain, whose drafts are drawn from the draft's own law, under the same temperature and filters; each draft is
+        judged for itself, or the chain as a block. Both need topk = 1 and num_draft_tokens = num_steps + 1.
+    threshold_single, threshold_acc: of target_only. Below 1, drafts are accepted more easily, and the output no longer
+        has the target's law: any of at least probability threshold_single, and all as if 1 / threshold_acc times as
+        likely. What has probability 0 is never accepted.
 
     Raises ValueError, naming the field and the numbers, for a combination that cannot work.
     """
@@ -28,6 +37,9 @@ class SpecConfig:
     num_draft_tokens: int = 16
     page_size: int = 1
     exact_branch_kv: bool = False
+    sampler: str = "target_only"
+    threshold_single: float = 1.0
+    threshold_acc: float = 1.0
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -42,6 +54,29 @@ class SpecConfig:
             )
         if self.page_size != 1:
             raise ValueError(f"page_size is {self.page_size}, this version keeps tokens in pages of 1")
+        if self.sampler not in SAMPLERS:
+            raise ValueError(f"sampler is {self.sampler!r}, it must be one of: {', '.join(SAMPLERS)}")
+        for name in ("threshold_single", "threshold_acc"):
+            require_number(name, getattr(self, name), 0, 1)
+        if self.drafts_are_drawn:
+            self._check_chain()
+
+    def _check_chain(self) -> None:
+        if (self.topk, self.num_draft_tokens) != (1, self.num_steps + 1):
+            raise ValueError(
+                f"sampler is {self.sampler!r}, which judges a chain: it needs topk=1 and num_draft_tokens=num_steps+1, "
+                f"got topk={self.topk}, num_steps={self.num_steps}, num_draft_tokens={self.num_draft_tokens}"
+            )
+        for name in ("threshold_single", "threshold_acc"):
+            if getattr(self, name) != 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, but sampler is {self.sampler!r}: only target_only has thresholds"
+                )
+
+    @property
+    def drafts_are_drawn(self) -> bool:
+        """Does the draft draw its tokens from its law, and hand the law on? Else it takes the likeliest."""
+        return self.sampler != "target_only"
 
     @property
     def num_candidates(self) -> int:
@@ -59,7 +94,7 @@ class SpecConfig:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What one request asks for. Decoding is greedy.
+    """What one request asks for. Decoding is greedy unless a temperature is given.
 
     max_new_tokens: budget of output tokens; a stop inside the budget wins over it.
     stop_token_ids: ids that end the output, beside the model's own end-of-text ids. The id itself is kept.
@@ -68,6 +103,13 @@ class SamplingParams:
         token_ids, the text is cut before the stop string. The rules are those of refspec.requests.finish.
     include_stop_str_in_output: cut the text behind the stop string instead. Named as in vLLM; SGLang's no_stop_trim
         would promise too much, since there it decides about stop tokens as well, and here ids are never trimmed.
+    temperature: divides the logits before the softmax; 0 takes the likeliest token, and the rest below has no effect.
+    top_k: sample among so many of the likeliest tokens; 0: among all.
+    top_p: sample among the fewest likeliest tokens that have this probability together.
+    min_p: sample among the tokens that are at least this share as likely as the likeliest.
+    seed: what the request's coins are made of. The same seed gives the same output for the same prompt, settings and
+        models, whoever else is in the batch (but for rounding, where models compute below float64). None: the engine
+        picks one.
     """
 
     max_new_tokens: int = 64
@@ -75,6 +117,11 @@ class SamplingParams:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         require_int("max_new_tokens", self.max_new_tokens, at_least=1)
@@ -84,6 +131,18 @@ class SamplingParams:
         for token in self.stop_token_ids:
             require_int("stop_token_ids", token, at_least=0)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
+        require_number("temperature", self.temperature, 0, math.inf)
+        if self.temperature == math.inf:
+            raise ValueError("temperature is inf, it must be a finite number")
+        require_int("top_k", self.top_k, at_least=0)
+        require_number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise ValueError("top_p is 0, which leaves no token: it must be above 0 (temperature=0 decodes greedily)")
+        require_number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            require_int("seed", self.seed, at_least=0)
+            if self.seed >= 2**63:
+                raise ValueError(f"seed is {self.seed}, it must be below 9223372036854775808")
 
 
 def _stop_strings(given: object) -> tuple[str, ...]:
@@ -105,3 +164,12 @@ def require_int(name: str, value: object, at_least: int) -> None:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {value}")
+
+
+def require_number(name: str, value: object, at_least: float, at_most: float) -> None:
+    """Raises ValueError, naming the field, unless value is a number within these bounds (NaN is none)."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    if not at_least <= value <= at_most:
+        bounds = f"at least {at_least}" if at_most == math.inf else f"from {at_least} to {at_most}"
+        raise ValueError(f"{name} must be {bounds}, got {value}")

@@ -56,6 +56,7 @@ class DraftInput:
     topk_p: Tensor  # f32 (b, k) the draft's best k for the token after the bonus token
     topk_index: Tensor  # (b, k) their ids
     hidden_states: Tensor  # (b, H) that feeds the first draft step
+    draft_probs: Tensor | None = None  # f32 (b, V) the law that topk_index was drawn from; None: it was not drawn
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Candidates:
     # i // k == g hang under: (b, k+1), -1 for the root first, then (b, k).
     parents_list: list[Tensor]
     slots: Tensor  # (b, k, S) branch-major; reserved for the loop, and free again
+    draft_probs: Tensor | None = None  # f32 (b, S, V) the law that each level's token was drawn from; None: not drawn
 
 
 @dataclass
@@ -81,6 +83,7 @@ class VerifyInput:
     retrieve_index: Tensor  # (b, N) global row = request*N + column
     retrieve_next_token: Tensor  # (b, N) row-local first child, -1 = none
     retrieve_next_sibling: Tensor  # (b, N) row-local next sibling, -1 = none
+    draft_probs: Tensor | None = None  # f32 (b, S, V) the law that column i+1 was drawn from; None: not drawn
 
 
 @dataclass
@@ -89,7 +92,8 @@ class VerifyOutput:
 
     out_slots: Tensor  # (b*N) the slots that hold the tree's keys and values
     hidden_states: Tensor  # (b*N, H) the target's, for the extend
-    target_predict: Tensor  # (b*N) the target's choice after each node
+    # (b*N) the target's choice after each node: on the accepted path what predict says, elsewhere its likeliest token
+    target_predict: Tensor
     predict: Tensor  # i32 (b*N) its choice at every accepted node, 0 elsewhere
     accept_index: Tensor  # i32 (b, D) global rows of the accepted path, root first, -1 padded
     accept_token_num: Tensor  # i32 (b) accepted drafts, the bonus excluded

@@ -23,7 +23,7 @@ from refspec.cli.record import trace_writer
 from refspec.cli.render import plural, round_views
 from refspec.cli.report import counts_table, most_telling, print_text, summary
 from refspec.cli.viewer import show_rounds
-from refspec.config import ALGORITHMS, SamplingParams, SpecConfig
+from refspec.config import ALGORITHMS, SAMPLERS, SamplingParams, SpecConfig
 from refspec.trace import Round
 
 if TYPE_CHECKING:
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 PLAIN = "none"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 BACKENDS = ("auto", "torch", "triton")
-SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv")
-SPEC_OPTIONS = ("topk", "steps", "draft_tokens", "exact_branch_kv", "draft")  # those that plain decoding does not take
+SAMPLER_FIELDS = ("sampler", "threshold_single", "threshold_acc")  # of SpecConfig; options of the same names
+SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS)
+# Options that plain decoding does not take.
+SPEC_OPTIONS = ("topk", "steps", "draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS, "draft")
 # The library's words, and the options that set them.
 OPTIONS = {
     "num_draft_tokens": "--draft-tokens",
@@ -41,6 +43,14 @@ OPTIONS = {
     "topk": "--topk",
     "max_new_tokens": "--max-new-tokens",
     "stop_token_ids": "--stop-token-id",
+    "temperature": "--temperature",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "min_p": "--min-p",
+    "seed": "--seed",
+    "sampler": "--sampler",
+    "threshold_single": "--threshold-single",
+    "threshold_acc": "--threshold-acc",
     "kv_slots": "--kv-slots",
 }
 PATIENCE_SECONDS = 1.0  # a run that is over by then shows no progress bar
@@ -108,6 +118,36 @@ def generate(
     include_stop_str: Annotated[
         bool, typer.Option("--include-stop-str", help="Leave the text of --stop in the output.")
     ] = SamplingParams.include_stop_str_in_output,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Sample, with the logits divided by this; 0: take the likeliest token.")
+    ] = SamplingParams.temperature,
+    top_k: Annotated[
+        int, typer.Option(metavar="N", help="Sample among so many of the likeliest tokens; 0: among all.")
+    ] = SamplingParams.top_k,
+    top_p: Annotated[
+        float, typer.Option(metavar="P", help="Sample among the likeliest tokens that have this probability together.")
+    ] = SamplingParams.top_p,
+    min_p: Annotated[
+        float, typer.Option(metavar="P", help="Sample among tokens at least this share as likely as the likeliest.")
+    ] = SamplingParams.min_p,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of all prompts: the same again is sampled again.", show_default="a new one"),
+    ] = SamplingParams.seed,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            parser=one_of(*SAMPLERS),
+            metavar="|".join(SAMPLERS),
+            help="How drafts are judged where tokens are sampled; the last two along a chain, --topk 1.",
+        ),
+    ] = SpecConfig.sampler,
+    threshold_single: Annotated[
+        float, typer.Option(metavar="P", help="Below 1: accept any draft at least this likely. Bends the law.")
+    ] = SpecConfig.threshold_single,
+    threshold_acc: Annotated[
+        float, typer.Option(metavar="P", help="Below 1: accept as if drafts were 1/P times as likely. Bends the law.")
+    ] = SpecConfig.threshold_acc,
     target: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="A shipped model, or a folder in the Hugging Face layout.")
     ] = "tiny",
@@ -158,6 +198,9 @@ def generate(
                 num_steps=steps,
                 num_draft_tokens=draft_tokens,
                 exact_branch_kv=exact_branch_kv,
+                sampler=sampler,
+                threshold_single=threshold_single,
+                threshold_acc=threshold_acc,
             )
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
@@ -165,6 +208,11 @@ def generate(
             ignore_eos=ignore_eos,
             stop=tuple(stop or ()),
             include_stop_str_in_output=include_stop_str,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
         )
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -291,6 +339,8 @@ def _how_it_came(generation: Generation, plain: bool) -> str:
     how = f"{plural(len(generation.token_ids), 'token')}, finish reason {generation.finish_reason}"
     if isinstance(generation.matched_stop, str):
         how += f" at {generation.matched_stop!r}"
+    if generation.seed is not None:
+        how += f", seed {generation.seed}"
     if plain:
         return how
     lens = " ".join(map(str, generation.accept_lens[:MOST_LENS]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Generation:
     finish_reason: str  # "stop": a stop token or a stop string; "length": the budget or the context is used up
     accept_lens: list[int]  # tokens committed in each round, the bonus included
     matched_stop: int | str | None = None  # what stopped it: the token's id, or the stop string
+    seed: int | None = None  # that the tokens were sampled with: the params' own or the engine's; None: greedy
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class Engine:
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
             stops.update(self.target_model.config.eos_token_ids)
-        request = Request(index, ids, params, frozenset(stops), self.max_context)
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        request = Request(index, ids, params, frozenset(stops), self.max_context, seed=seed)
         if params.stop:
             self._require_text_of(params.stop)
             request.text = OutputText(self.decode, params.stop, params.include_stop_str_in_output)
@@ -261,6 +264,7 @@ class Engine:
             finish_reason=request.finish_reason,
             accept_lens=request.accept_lens,
             matched_stop=matched_stop(request),
+            seed=request.seed if request.params.temperature else None,
         )
 
     def _stream(self, request: Request) -> Iterator[StreamBlock]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from refspec.config import SamplingParams
 from refspec.contracts import DraftInput
 from refspec.requests.output_text import OutputText
+from refspec.requests.sampling import BatchSampling
 
 
 @dataclass(eq=False)
@@ -22,6 +24,7 @@ class Request:
     params: SamplingParams
     stop_token_ids: frozenset[int]  # the model's end-of-text ids among them, unless they are ignored
     max_total_len: int  # prompt and output together: the model's context
+    seed: int = 0  # of its coins: params.seed, or the one that the engine picked
     output_ids: list[int] = field(default_factory=list)
     accept_lens: list[int] = field(default_factory=list)  # tokens per round, bonus included
     finish_reason: str | None = None  # "stop" or "length"
@@ -63,6 +66,11 @@ class RunningBatch:
     def prefix_lens(self) -> list[int]:
         return [request.kv_len for request in self.requests]
 
+    @cached_property
+    def sampling(self) -> BatchSampling:
+        """How each request wants its tokens chosen."""
+        return BatchSampling.of([r.params for r in self.requests], [r.seed for r in self.requests], self.rows.device)
+
     def prefix_slots(self) -> Tensor:
         """i64 (b, longest seq_len): the committed tokens' slots. Beyond a request's own length they are stale."""
         return self.req_to_token[self.rows, : max(self.prefix_lens, default=0)]
@@ -77,13 +85,20 @@ class RunningBatch:
             return self
         index = torch.tensor(rows, dtype=torch.int64, device=self.rows.device)
         draft = self.draft_input
+        probs = draft.draft_probs if draft else None
         return RunningBatch(
             [self.requests[r] for r in rows],
             self.req_to_token,
             self.rows[index],
             self.seq_lens[index],
             self.bonus_tokens[index],
-            draft and DraftInput(draft.topk_p[index], draft.topk_index[index], draft.hidden_states[index]),
+            draft
+            and DraftInput(
+                draft.topk_p[index],
+                draft.topk_index[index],
+                draft.hidden_states[index],
+                None if probs is None else probs[index],
+            ),
         )
 
     def merge(self, other: RunningBatch) -> RunningBatch:
@@ -91,6 +106,7 @@ class RunningBatch:
         if not self.requests:
             return other
         mine, theirs = self.draft_input, other.draft_input
+        probs = [x.draft_probs for x in (mine, theirs) if x and x.draft_probs is not None]
         return RunningBatch(
             self.requests + other.requests,
             self.req_to_token,
@@ -103,5 +119,6 @@ class RunningBatch:
                 torch.cat([mine.topk_p, theirs.topk_p]),
                 torch.cat([mine.topk_index, theirs.topk_index]),
                 torch.cat([mine.hidden_states, theirs.hidden_states]),
+                torch.cat(probs) if probs else None,
             ),
         )

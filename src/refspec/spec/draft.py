@@ -5,6 +5,9 @@ path probability as the next branches. All children, kept or not, go into the po
 is there already, from the last extend, and the last level's children need no row of their own: S levels cost
 S - 1 forwards.
 
+Two of the samplers want drafts that were drawn, not chosen: then k = 1, each level's only child is drawn from the
+draft's law, and the laws go on to verification.
+
 The rows need slots for their keys and values. They are reserved from the allocator, used, and given back *before*
 the target verifies: nothing of the draft's cache outlives its loop, since the extend writes the accepted tokens'
 rows anew, from the target's hidden states.
@@ -23,6 +26,7 @@ from refspec.contracts import Candidates, ForwardBatch
 from refspec.kernels import stable_topk
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
+from refspec.requests.sampling import DRAFT, draw
 from refspec.runtime.runner import ModelRunner
 
 # (scores (b, parents, k), tokens (b, parents·k), parents (b, ...)) of one level
@@ -42,6 +46,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     slots = allocator.alloc(b * k * steps).view(b, k, steps)
 
     topk_p, topk_index, hidden_states = start.topk_p, start.topk_index, start.hidden_states
+    laws = [start.draft_probs]
     scores = topk_p
     levels: list[TreeInfo] = []
     own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
@@ -72,7 +77,8 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
             ),
             phase="draft",
         )
-        topk_p, topk_index = best_tokens(out.logits, k)
+        topk_p, topk_index, law = propose(batch, out.logits, i + 1, config)
+        laws.append(law)
         hidden_states = out.hidden_states
     # endregion draft_loop
 
@@ -80,7 +86,27 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     allocator.restore_state(state)
     score_list, token_list, parents_list = (list(column) for column in zip(*levels, strict=True))
     # endregion return_draft_slots
-    return Candidates(score_list, token_list, parents_list, slots)
+    drawn_from = [law for law in laws if law is not None]
+    return Candidates(
+        score_list, token_list, parents_list, slots, torch.stack(drawn_from, dim=1) if drawn_from else None
+    )
+
+
+def propose(
+    batch: RunningBatch, logits: Tensor, level: int, config: SpecConfig
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The draft's children below each row of logits (b·k, V): probabilities f32 (b·k, k), ids i64 (b·k, k), their law.
+
+    The k likeliest, and None. Or, if the sampler wants drafts that were drawn, a single one, drawn from the draft's
+    law as the request's temperature and filters make it, and that law, f32 (b, V); of a greedy request it is a
+    one-hot. level, from 0, counts within the round that begins behind batch.seq_lens.
+    """
+    if not config.drafts_are_drawn:
+        return *best_tokens(logits, config.topk), None
+    law = batch.sampling.probabilities(logits, logits.max(dim=-1).indices)
+    coins = batch.sampling.coins(batch.seq_lens + 1, DRAFT, range(level, level + 1))
+    tokens = draw(law, coins.squeeze(1)).unsqueeze(1)
+    return law.gather(1, tokens), tokens, law
 
 
 def best_tokens(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:

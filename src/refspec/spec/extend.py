@@ -19,7 +19,7 @@ from refspec.contracts import CommitOutput, DraftInput, VerifyOutput
 from refspec.requests.request import RunningBatch
 from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner
-from refspec.spec.draft import best_tokens
+from refspec.spec.draft import propose
 
 
 def extend_after_prefill(
@@ -80,5 +80,6 @@ def extend(
         causal_batch(next_tokens, slots, q_lens, prefix_slots, prefix_lens, hidden_states), phase, last_rows
     )
     batch.bonus_tokens = next_tokens[last_rows]
-    batch.draft_input = DraftInput(*best_tokens(out.logits, config.topk), out.hidden_states[last_rows])
+    topk_p, topk_index, law = propose(batch, out.logits, 0, config)
+    batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law)
     # endregion extend_rows

@@ -24,7 +24,7 @@ def make_tree(batch: RunningBatch, candidates: Candidates, config: SpecConfig) -
     parent_list, top_scores_index, draft_tokens = organize_draft_results(
         candidates.score_list, candidates.token_list, candidates.parents_list, config.num_draft_tokens
     )
-    tree_mask, positions, *links = build_tree(
+    tree_mask, positions, index, first_child, next_sibling = build_tree(
         parent_list,
         top_scores_index,
         batch.seq_lens,
@@ -34,7 +34,9 @@ def make_tree(batch: RunningBatch, candidates: Candidates, config: SpecConfig) -
         mask_mode="qlen",
     )
     draft_token = torch.cat([batch.bonus_tokens.unsqueeze(1), draft_tokens], dim=1).flatten()
-    return VerifyInput(draft_token, positions, tree_mask, top_scores_index, *links)
+    # A chain that was drawn is kept whole, so its laws stay in order.
+    laws = candidates.draft_probs
+    return VerifyInput(draft_token, positions, tree_mask, top_scores_index, index, first_child, next_sibling, laws)
 
 
 def organize_draft_results(

@@ -148,7 +148,7 @@ class Worker(ABC):
             causal_batch(flat_ids, slots, lens, batch.prefix_slots(), batch.prefix_lens), "prefill_target", last_rows
         )
         batch.seq_lens = ends
-        batch.bonus_tokens = greedy_choice(out.logits)
+        batch.bonus_tokens = batch.sampling.next_tokens(out.logits, greedy_choice(out.logits), batch.seq_lens)
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len = len(request.prompt_ids)
             append_tokens(request, [token])

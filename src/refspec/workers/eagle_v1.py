@@ -83,4 +83,5 @@ class EagleWorkerV1(Worker):
         model, device = self.draft.model, self.draft.device
         ids = torch.zeros(0, self.config.topk, dtype=torch.int64, device=device)
         hidden = torch.zeros(0, model.config.hidden_size, dtype=model.kv_layout.dtype, device=device)
-        return DraftInput(ids.float(), ids, hidden)
+        probs = torch.zeros(0, self.draft.vocab_size, device=device) if self.config.drafts_are_drawn else None
+        return DraftInput(ids.float(), ids, hidden, probs)

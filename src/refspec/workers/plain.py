@@ -43,7 +43,7 @@ class PlainWorker(Worker):
         )
         assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, batch.seq_lens + 1, slots)
         batch.seq_lens = batch.seq_lens + 1
-        batch.bonus_tokens = greedy_choice(out.logits)
+        batch.bonus_tokens = batch.sampling.next_tokens(out.logits, greedy_choice(out.logits), batch.seq_lens)
         # endregion plain_step
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len += 1
