@@ -85,7 +85,7 @@ def test_json_is_one_document(models: list[str]) -> None:
     printed = run("generate", "def fib(n):", "x", *models, "--max-new-tokens", "9", "--json").json()
     assert list(printed) == ["generations", "stats", "config"]
     for generation in printed["generations"]:
-        assert list(generation) == ["text", "token_ids", "finish_reason", "accept_lens", "matched_stop"]
+        assert list(generation) == ["text", "token_ids", "finish_reason", "accept_lens", "matched_stop", "seed"]
         assert len(generation["token_ids"]) == 1 + sum(generation["accept_lens"]) == 9
     stats = printed["stats"]
     assert stats["rounds"] == stats["target_forwards"] == max(len(g["accept_lens"]) for g in printed["generations"])
@@ -175,6 +175,14 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "stop_token_id": ["--stop-token-id", "254", "--stop-token-id", "255"],
         "stop": ["--stop", "two words", "--stop", "\n;"],
         "include_stop_str": ["--include-stop-str"],
+        "temperature": ["--temperature", "0.7"],
+        "top_k": ["--top-k", "50"],
+        "top_p": ["--top-p", "0.95"],
+        "min_p": ["--min-p", "0.001"],
+        "seed": ["--seed", "99"],
+        "sampler": ["--sampler", "target_only"],  # the others want a chain: see below
+        "threshold_single": ["--threshold-single", "0.9"],
+        "threshold_acc": ["--threshold-acc", "0.8"],
         "target": models[:2],
         "draft": models[2:],
         "dtype": ["--dtype", "float64"],
@@ -195,11 +203,19 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "num_steps": 2,
         "num_draft_tokens": 5,
         "exact_branch_kv": True,
+        "sampler": "target_only",
+        "threshold_single": 0.9,
+        "threshold_acc": 0.8,
         "max_new_tokens": 11,
         "ignore_eos": True,
         "stop_token_ids": [254, 255],
         "stop": ["two words", "\n;"],
         "include_stop_str_in_output": True,
+        "temperature": 0.7,
+        "top_k": 50,
+        "top_p": 0.95,
+        "min_p": 0.001,
+        "seed": 99,
         "target": models[1],
         "draft": models[3],
         "dtype": "float64",
@@ -214,13 +230,61 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
     assert printed["stats"]["draft_forwards"] == len(rounds) > 0  # S - 1 = 1 in each round
     for tree in rounds[0].requests:
         assert (len(tree.draft_slots), len(tree.draft_slots[0]), len(tree.verify_slots)) == (3, 2, 5)
-    assert {len(generation["token_ids"]) for generation in printed["generations"]} == {11}
+    outputs = [generation["token_ids"] for generation in printed["generations"]]
+    assert max(map(len, outputs)) == 11
+    assert all(len(output) == 11 or output[-1] in (254, 255) for output in outputs)
+    assert printed["stats"]["launches"]["tree_sampling_target_only"] > 0
+    engine = refspec.Engine(
+        models[1],
+        models[3],
+        SpecConfig("eagle", 3, 2, 5, exact_branch_kv=True, threshold_single=0.9, threshold_acc=0.8),
+        dtype="float64",
+    )
+    params = SamplingParams(11, (254, 255), True, temperature=0.7, top_k=50, top_p=0.95, min_p=0.001, seed=99)
+    assert outputs == [g.token_ids for g in engine.generate(printed["config"]["prompts"], params)]
+
+
+@pytest.mark.parametrize("sampler", ["rejection", "block"])
+def test_every_option_arrives_samplers_of_a_chain(sampler: str, models: list[str]) -> None:
+    chain = ["--topk", "1", "--steps", "2", "--draft-tokens", "3", "--sampler", sampler]
+    printed = run("generate", "x", *models, *chain, "--temperature", "1", "--ignore-eos", "--json").json()
+    assert printed["config"]["sampler"] == sampler
+    assert printed["stats"]["launches"]["chain_rejection_sampling"] == printed["stats"]["rounds"] > 0
+
+
+def test_a_seed_that_was_not_given_is_told(models: list[str]) -> None:
+    sampled = ["generate", "x", *models, "--temperature", "1", "--max-new-tokens", "9", "--ignore-eos"]
+    once = run(*sampled, "--json").json()["generations"][0]
+    again = run(*sampled, "--json", "--seed", once["seed"]).json()["generations"][0]
+    assert again == once
+    assert f"finish reason length, seed {once['seed']};" in run(*sampled, "--seed", once["seed"]).out
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--temperature", "-1"], "--temperature must be at least 0, got -1.0"),
+        (["--top-p", "0"], "--top-p is 0"),
+        (["--top-k", "-1"], "--top-k must be at least 0, got -1"),
+        (["--min-p", "nan"], "--min-p must be from 0 to 1, got nan"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--threshold-single", "2"], "--threshold-single must be from 0 to 1, got 2.0"),
+        (["--sampler", "block"], "it needs --topk=1 and --draft-tokens=--steps+1, got --topk=4, --steps=3"),
+        (["--sampler", "block", "--algorithm", "none"], "--sampler with --algorithm none"),
+    ],
+    ids=" ".join,
+)
+def test_sampling_options_that_cannot_be(options: list[str], complaint: str, models: list[str]) -> None:
+    refused = run("generate", "x", *models, *options)
+    assert refused.status == 2
+    assert complaint in refused.err
+    assert refused.err.count("\n") == 1
 
 
 def test_algorithm_none_decodes_plainly(models: list[str]) -> None:
     printed = run("generate", "x", *models[:2], "--algorithm", "none", "--max-new-tokens", "5", "--json").json()
     assert printed["config"]["algorithm"] == "none"
-    for name in ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv", "draft"):
+    for name in ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv", "sampler", "threshold_acc", "draft"):
         assert printed["config"][name] is None
     assert printed["stats"]["draft_forwards"] == 0
 

@@ -27,6 +27,13 @@ from refspec import SamplingParams, SpecConfig
         ({"num_draft_tokens": "8"}, r"num_draft_tokens must be a whole number, got '8'"),
         ({"page_size": 16}, r"page_size is 16"),
         ({"page_size": 0}, r"page_size is 0"),
+        ({"sampler": "gumbel"}, r"sampler is 'gumbel', it must be one of: target_only, rejection, block"),
+        ({"sampler": None}, r"sampler is None"),
+        ({"threshold_single": -0.1}, r"threshold_single must be from 0 to 1, got -0\.1"),
+        ({"threshold_single": 1.5}, r"threshold_single must be from 0 to 1, got 1\.5"),
+        ({"threshold_acc": float("nan")}, r"threshold_acc must be from 0 to 1, got nan"),
+        ({"threshold_acc": "1"}, r"threshold_acc must be a number, got '1'"),
+        ({"threshold_acc": True}, r"threshold_acc must be a number, got True"),
     ],
     ids=str,
 )
@@ -34,6 +41,27 @@ def test_spec_config_refuses(settings: dict[str, object], complaint: str) -> Non
     with pytest.raises(ValueError, match=complaint) as refusal:
         SpecConfig(**settings)  # type: ignore[arg-type]
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("sampler", ["rejection", "block"])
+@pytest.mark.parametrize(("k", "steps", "n"), [(2, 3, 4), (4, 3, 16), (1, 3, 3), (1, 1, 2)])
+def test_a_drawn_chain_is_a_chain_and_verified_whole(sampler: str, k: int, steps: int, n: int) -> None:
+    settings = {"topk": k, "num_steps": steps, "num_draft_tokens": n}
+    assert not SpecConfig(**settings).drafts_are_drawn  # type: ignore[arg-type]
+    if (k, n) == (1, steps + 1):
+        assert SpecConfig(**settings, sampler=sampler).drafts_are_drawn  # type: ignore[arg-type]
+        return
+    with pytest.raises(
+        ValueError, match=f"sampler is '{sampler}'.* needs topk=1 and num_draft_tokens=num_steps\\+1"
+    ) as no:
+        SpecConfig(**settings, sampler=sampler)  # type: ignore[arg-type]
+    assert f"got topk={k}, num_steps={steps}, num_draft_tokens={n}" in str(no.value)
+
+
+@pytest.mark.parametrize("name", ["threshold_single", "threshold_acc"])
+def test_a_drawn_chain_has_no_thresholds(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0.9, but sampler is 'block': only target_only has thresholds"):
+        SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, sampler="block", **{name: 0.9})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +106,21 @@ def test_a_round_needs_the_larger_of_the_drafts_slots_and_the_trees(n: int, slot
         ({"stop": b"ab"}, r"stop must be a text, or a list of texts, got b'ab'"),
         ({"stop": "a\ufffd"}, r"'a\\ufffd' holds characters that are no text"),
         ({"stop": "\ud800"}, r"'\\ud800' holds characters that are no text"),
+        ({"temperature": -0.5}, r"temperature must be at least 0, got -0\.5"),
+        ({"temperature": float("nan")}, r"temperature must be at least 0, got nan"),
+        ({"temperature": float("inf")}, r"temperature is inf"),
+        ({"temperature": "hot"}, r"temperature must be a number, got 'hot'"),
+        ({"temperature": None}, r"temperature must be a number, got None"),
+        ({"top_k": -1}, r"top_k must be at least 0, got -1"),
+        ({"top_k": 2.0}, r"top_k must be a whole number, got 2\.0"),
+        ({"top_p": 0}, r"top_p is 0, .* above 0"),
+        ({"top_p": 1.01}, r"top_p must be from 0 to 1, got 1\.01"),
+        ({"top_p": float("nan")}, r"top_p must be from 0 to 1, got nan"),
+        ({"min_p": -0.1}, r"min_p must be from 0 to 1, got -0\.1"),
+        ({"min_p": 2}, r"min_p must be from 0 to 1, got 2"),
+        ({"seed": -1}, r"seed must be at least 0, got -1"),
+        ({"seed": 1.0}, r"seed must be a whole number, got 1\.0"),
+        ({"seed": 2**63}, r"seed is 9223372036854775808, it must be below"),
     ],
     ids=str,
 )

@@ -16,9 +16,9 @@ def request_of(index: int, prompt_len: int = 3, **fields: int) -> Request:
     return Request(index, [1] * prompt_len, SamplingParams(), frozenset(), 100, row=index + 1, **fields)
 
 
-def batch_of(numbers: list[int], draft: bool = True) -> RunningBatch:
+def batch_of(numbers: list[int], draft: bool = True, drawn: bool = True) -> RunningBatch:
     """Request n, in every field, is told by its number."""
-    requests = [request_of(n, kv_len=n + 2) for n in numbers]
+    requests = [request_of(n, kv_len=n + 2, seed=n) for n in numbers]
     for request in requests:
         request.accept_lens = [request.index + 1]
     batch = RunningBatch.of(requests, TABLE)
@@ -26,7 +26,10 @@ def batch_of(numbers: list[int], draft: bool = True) -> RunningBatch:
     batch.bonus_tokens = 10 * (column + 1)
     if draft:
         batch.draft_input = DraftInput(
-            column[:, None].float() / 10, 10 * (column[:, None] + 1), column[:, None].double().expand(-1, 4)
+            column[:, None].float() / 10,
+            10 * (column[:, None] + 1),
+            column[:, None].double().expand(-1, 4),
+            column[:, None].float().expand(-1, 3) if drawn else None,
         )
     return batch
 
@@ -46,6 +49,9 @@ def numbers_in(batch: RunningBatch) -> list[list[int]]:
             [token // 10 - 1 for token in batch.draft_input.topk_index[:, 0].tolist()],
             [int(x) for x in batch.draft_input.hidden_states[:, 0].tolist()],
         ]
+        if batch.draft_input.draft_probs is not None:
+            told.append([int(x) for x in batch.draft_input.draft_probs[:, 2].tolist()])
+    told.append(batch.sampling.seeds.tolist())
     return told
 
 
@@ -76,6 +82,13 @@ def test_SEQ_06_any_rows_in_any_order(rows: list[int], draft: bool) -> None:
 @pytest.mark.parametrize(("ours", "theirs"), [([0], [1, 2]), ([3, 1], [0]), ([], [2]), ([1], [])], ids=str)
 def test_SEQ_06_merge_puts_the_others_behind(ours: list[int], theirs: list[int], draft: bool) -> None:
     assert_holds(batch_of(ours, draft).merge(batch_of(theirs, draft)), ours + theirs)
+
+
+def test_drafts_that_were_not_drawn_have_no_law_to_follow_them() -> None:
+    merged = batch_of([0, 1, 2], drawn=False).keep([2, 0]).merge(batch_of([3], drawn=False))
+    assert merged.draft_input is not None
+    assert merged.draft_input.draft_probs is None
+    assert_holds(merged, [2, 0, 3])
 
 
 def test_keeping_leaves_the_whole_batch_as_it_was() -> None:
