@@ -24,13 +24,13 @@ class Request:
     params: SamplingParams
     stop_token_ids: frozenset[int]  # the model's end-of-text ids among them, unless they are ignored
     max_total_len: int  # prompt and output together: the model's context
-    seed: int = 0  # of its coins: params.seed, or the one that the engine picked
     output_ids: list[int] = field(default_factory=list)
     accept_lens: list[int] = field(default_factory=list)  # tokens per round, bonus included
     finish_reason: str | None = None  # "stop" or "length"
     text: OutputText | None = None  # where somebody must know it as it grows: for stop strings, or a stream
     row: int = 0  # of the request table; 0 = none
     kv_len: int = 0  # committed tokens in the KV cache: all but the newest output token
+    seed: int = 0  # of its coins: params.seed, or the one that the engine picked
 
     @property
     def max_kv_len(self) -> int:
