@@ -78,7 +78,7 @@ for step, times in [("arrive", 2), ("admit", 2), ("decode", 4), *((step, 1) for 
 
 def test_ten_thousand_steps_of_hypothesis() -> None:
     steps_taken.clear()
-    MemoryMachine.TestCase.settings = settings(max_examples=175, stateful_step_count=50)
+    MemoryMachine.TestCase.settings = settings(max_examples=230, stateful_step_count=50)
     MemoryMachine.TestCase().runTest()
     assert steps_taken["steps"] >= 10_000
     for effect in ("prefix hit", "duplicates", "pressure", "retracted", "evicted", "stop in a round"):
