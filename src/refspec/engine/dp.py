@@ -269,7 +269,7 @@ def connected(
     _stay_on_this_machine()
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(str(folder / "rendezvous"), size),  # type: ignore[attr-defined]
+        store=dist.FileStore(str(folder / "rendezvous"), size),  # type: ignore[attr-defined] # torch's stubs lack it
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=ALL_RANKS_START_SECONDS),

@@ -20,12 +20,11 @@ from torch import Tensor
 from refspec.config import SpecConfig
 from refspec.contracts import ForwardBatch, VerifyInput, VerifyOutput
 from refspec.kernels import chain_rejection_sampling, tree_sampling_target_only, verify_tree_greedy
+from refspec.kernels.verify_tree_greedy import Walk
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.requests.sampling import FINAL, JUDGE
 from refspec.runtime.runner import ModelRunner, greedy_choice
-
-Walk = tuple[Tensor, Tensor, Tensor]  # predict, accept_index, accept_token_num
 
 
 def verify(
