@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from refspec import Engine, Generation, SamplingParams, SpecConfig
+from refspec.contracts import ForwardBatch
 from refspec.models.checkpoint import EAGLE_ARCHITECTURE, TARGET_ARCHITECTURE, save_checkpoint
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import LlamaConfig, LlamaForCausalLM
@@ -80,6 +81,14 @@ def ragged_prompts(count: int, longest: int, vocab_size: int) -> list[list[int]]
     """Prompts of 1 to `longest` ids; the first has just so many."""
     lens = [longest, *(1 + (37 * i + longest // 2) % longest for i in range(1, count))]
     return [[hash_of([p, i]) % vocab_size for p in range(length)] for i, length in enumerate(lens)]
+
+
+def prefix_slots(batch: ForwardBatch) -> list[list[int]]:
+    """Of each request of a forward, the slots of its committed tokens."""
+    return [
+        batch.req_to_token[row, :length].tolist()
+        for row, length in zip(batch.rows.tolist(), batch.prefix_lens, strict=True)
+    ]
 
 
 # --- models with random weights -----------------------------------------------------------------------------------

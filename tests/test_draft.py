@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from builders import candidates_of
+from builders import candidates_of, prefix_slots
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import Node, grow
@@ -187,7 +187,7 @@ class Loop:
 def best_tokens_of(step: list[Children], r: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     stub = StubRunner([step])
     none = torch.zeros(0, dtype=torch.int64)
-    logits = stub.forward(ForwardBatch(none, none, none, [], none, [], none, None), "draft").logits
+    logits = stub.forward(ForwardBatch(none, none, none, [], none, none, [], none, None), "draft").logits
     return best_tokens(logits[r * k : (r + 1) * k], k)
 
 
@@ -214,7 +214,7 @@ def test_rows_of_every_step(topk: int, steps: int, exact: bool) -> None:
         assert call.positions.tolist() == [5 + i] * topk + [2 + i] * topk
         assert call.q_lens == [topk, topk]
         assert call.prefix_lens == [5, 2]
-        assert call.prefix_slots.tolist() == [list(range(1010, 1015)), list(range(1020, 1025))]
+        assert prefix_slots(call) == [list(range(1010, 1015)), list(range(1020, 1022))]
         assert call.out_slots.tolist() == slots[:, :, i].flatten().tolist()
         assert call.hidden_states is not None
         assert call.hidden_states.tolist() == [

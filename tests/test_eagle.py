@@ -20,7 +20,7 @@ def run(head: EagleHead, ids: list[int], hidden_states: torch.Tensor) -> tuple[t
     runner = ModelRunner(head, 64, torch.device("cpu"), Counter())
     slots = torch.arange(1, len(ids) + 1)
     out = runner.forward(
-        causal_batch(torch.tensor(ids), slots, [len(ids)], slots[None, :0], [0], hidden_states),
+        causal_batch(torch.tensor(ids), slots, [len(ids)], slots[None], torch.tensor([0]), [0], hidden_states),
         phase="test",
     )
     return out.hidden_states, out.logits

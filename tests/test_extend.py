@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import prefix_slots
 
 from refspec import SamplingParams, SpecConfig
 from refspec.contracts import CommitOutput, ForwardBatch, ForwardOutput, VerifyOutput
@@ -73,7 +74,7 @@ def test_rows_are_the_committed_ones_one_token_ahead() -> None:
     assert call.positions.tolist() == [4, 5, 5, 6, 7, 8]
     assert call.q_lens == [2, 1, 3]
     assert call.prefix_lens == [4, 5, 6]
-    assert call.prefix_slots.tolist() == [[1000 + 20 * r + p for p in range(6)] for r in (1, 2, 3)]
+    assert prefix_slots(call) == [[1000 + 20 * r + p for p in range(3 + r)] for r in (1, 2, 3)]
     assert call.tail_slots.tolist() == [[200, 202, 0], [205, 0, 0], [210, 211, 214]]
     assert call.tail_mask is not None
     assert call.tail_mask.tolist() == [[[True, False, False], [True, True, False], [True, True, True]]] * 3

@@ -103,14 +103,9 @@ def test_going_on_are_those_without_a_reason_to_end() -> None:
     assert batch.going_on() == [0, 2]
 
 
-def test_prefix_slots_are_the_tables_rows_as_far_as_the_longest() -> None:
-    batch = batch_of([1, 4])  # rows 2 and 5, lengths 3 and 6
-    assert batch.prefix_slots().tolist() == [[20, 21, 22, 23, 24, 25], [50, 51, 52, 53, 54, 55]]
-
-
 def test_batch_of_nobody() -> None:
     batch = RunningBatch.of([], TABLE)
-    assert batch.prefix_slots().shape == (0, 0)
+    assert batch.prefix_lens == []
     assert batch.rows.dtype == batch.seq_lens.dtype == batch.bonus_tokens.dtype == torch.int64
     assert batch.going_on() == []
 

@@ -19,6 +19,7 @@ from refspec.runtime.runner import ModelRunner, PagedAttention, PoolAttention
 from refspec.spec.draft import best_tokens
 
 CPU = torch.device("cpu")
+ROW = torch.tensor([0])  # of a request table with one row
 
 
 def batch_of(
@@ -30,7 +31,10 @@ def batch_of(
     out_slots: torch.Tensor,
 ) -> ForwardBatch:
     rows = torch.zeros(sum(q_lens), dtype=torch.int64)
-    return ForwardBatch(rows, rows, out_slots, list(q_lens), prefix_slots, list(prefix_lens), tail_slots, tail_mask)
+    table_rows = torch.arange(len(q_lens))
+    return ForwardBatch(
+        rows, rows, out_slots, list(q_lens), prefix_slots, table_rows, list(prefix_lens), tail_slots, tail_mask
+    )
 
 
 both_ways = pytest.mark.parametrize("attention", [PoolAttention, PagedAttention])
@@ -150,7 +154,7 @@ def test_look_up_without_a_mask_gives_everything() -> None:
 
 def one_row(token: int = 1) -> ForwardBatch:
     slots = torch.tensor([1])
-    return ForwardBatch(torch.tensor([token]), torch.tensor([0]), slots, [1], slots[None, :0], [0], slots[None], None)
+    return ForwardBatch(torch.tensor([token]), torch.tensor([0]), slots, [1], slots[None], ROW, [0], slots[None], None)
 
 
 def test_forwards_are_counted_by_phase() -> None:
@@ -165,7 +169,7 @@ def test_logits_of_the_rows_asked_for_and_hidden_states_of_all() -> None:
     runner = ModelRunner(random_llama(), 4, CPU, Counter())
     slots = torch.tensor([1, 2, 3])
     batch = ForwardBatch(
-        slots, slots - 1, slots, [3], slots[None, :0], [0], slots[None], torch.ones(1, 3, 3, dtype=torch.bool).tril()
+        slots, slots - 1, slots, [3], slots[None], ROW, [0], slots[None], torch.ones(1, 3, 3, dtype=torch.bool).tril()
     )
     everything = runner.forward(batch, "test")
     some = runner.forward(batch, "test", logits_rows=torch.tensor([2, 0]))
@@ -181,7 +185,7 @@ def test_zero_rows_run_no_model(model: str) -> None:
     runner = ModelRunner(models[model], 4, CPU, forwards)  # type: ignore[arg-type]
     none = torch.zeros(0, dtype=torch.int64)
     empty = none.view(0, 0)
-    out = runner.forward(ForwardBatch(none, none, none, [], empty, [], empty, None), "idle")
+    out = runner.forward(ForwardBatch(none, none, none, [], empty, none, [], empty, None), "idle")
     assert out.logits.shape == (0, 23)
     assert out.hidden_states.shape == (0, models[model].config.hidden_size)
     assert out.logits.dtype == out.hidden_states.dtype == torch.float64

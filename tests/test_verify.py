@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import prefix_slots
 from reference import tree_of
 
 from refspec import SamplingParams, SpecConfig
@@ -100,7 +101,7 @@ def test_the_forward_covers_every_node_of_every_request() -> None:
     assert batch.positions.tolist() == [5, 6, 6, 7, 3, 4, 4, 5]
     assert batch.q_lens == [4, 4]
     assert batch.prefix_lens == [5, 3]
-    assert batch.prefix_slots.tolist() == [list(range(1020, 1025)), list(range(1040, 1045))]
+    assert prefix_slots(batch) == [list(range(1020, 1025)), list(range(1040, 1043))]
     assert batch.out_slots.tolist() == list(range(5, 13)) == verified.out_slots.tolist()
     assert batch.tail_slots.tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
     assert batch.tail_mask is not None

@@ -34,8 +34,9 @@ class ForwardBatch:
     positions: Tensor  # (n)
     out_slots: Tensor  # (n) where the row's keys and values go; 0 = nowhere
     q_lens: list[int]  # b entries, sum n
-    prefix_slots: Tensor  # (b, P) slots of committed tokens; columns from prefix_lens[r] on are not read
-    prefix_lens: list[int]  # b entries, each <= P
+    req_to_token: Tensor  # the request table: the slots of request r's committed tokens are
+    rows: Tensor  # (b)     req_to_token[rows[r], :prefix_lens[r]]; what stands behind them is not read
+    prefix_lens: list[int]  # b entries
     tail_slots: Tensor  # (b, T) slots that this forward, or an earlier draft step, writes
     tail_mask: Tensor | None  # bool (b, Q, T), Q = max(q_lens): row q of request r sees column t; None: sees all
     hidden_states: Tensor | None = None  # (n, H), only for a draft: those of the token before each row's

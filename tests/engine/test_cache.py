@@ -56,7 +56,7 @@ def prefilled(
     fresh = ModelRunner(runner.model, len(ids), torch.device("cpu"), Counter())
     slots = torch.arange(1, len(ids) + 1)
     out = fresh.forward(
-        causal_batch(torch.tensor(ids), slots, [len(ids)], slots[None, :0], [0], hidden_states),
+        causal_batch(torch.tensor(ids), slots, [len(ids)], slots[None], torch.tensor([0]), [0], hidden_states),
         phase="fresh",
     )
     return fresh.pool.buffer[:, 1:], out.hidden_states

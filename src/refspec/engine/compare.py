@@ -67,7 +67,9 @@ def _next_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     runner = ModelRunner(engine.target_model, len(ids), device, Counter(), engine.vocab_size)
     slots = torch.arange(1, len(ids) + 1, device=device)
     input_ids = torch.tensor(ids, device=device)
-    batch = causal_batch(input_ids, slots, [len(ids)], slots[None, :0], [0])
+    batch = causal_batch(
+        input_ids, slots, [len(ids)], slots[None], torch.zeros(1, dtype=torch.int64, device=device), [0]
+    )
     with use_backend(engine.backend):
         out = runner.forward(batch, "compare", slots[-1:] - 1)
     return out.logits[0]

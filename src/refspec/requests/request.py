@@ -71,10 +71,6 @@ class RunningBatch:
         """How each request wants its tokens chosen."""
         return BatchSampling.of([r.params for r in self.requests], [r.seed for r in self.requests], self.rows.device)
 
-    def prefix_slots(self) -> Tensor:
-        """i64 (b, longest seq_len): the committed tokens' slots. Beyond a request's own length they are stale."""
-        return self.req_to_token[self.rows, : max(self.prefix_lens, default=0)]
-
     def going_on(self) -> list[int]:
         """Rows of the requests that have not finished."""
         return [r for r, request in enumerate(self.requests) if request.finish_reason is None]

@@ -12,20 +12,22 @@ def causal_batch(
     input_ids: Tensor,
     slots: Tensor,
     q_lens: list[int],
-    prefix_slots: Tensor,
+    req_to_token: Tensor,
+    rows: Tensor,
     prefix_lens: list[int],
     hidden_states: Tensor | None = None,
 ) -> ForwardBatch:
     """q_lens[r] new rows of request r, at the positions from prefix_lens[r] on, kept at `slots`.
 
-    input_ids, slots i64 (n), n = sum of q_lens; prefix_slots i64 (b, P); hidden_states (n, H), for a draft.
+    input_ids, slots i64 (n), n = sum of q_lens; rows i64 (b), of the request table; hidden_states (n, H), for a draft.
     """
     return ForwardBatch(
         input_ids=input_ids,
         positions=positions_from(prefix_lens, q_lens, slots.device),
         out_slots=slots,
         q_lens=q_lens,
-        prefix_slots=prefix_slots,
+        req_to_token=req_to_token,
+        rows=rows,
         prefix_lens=prefix_lens,
         tail_slots=pad_rows(slots, q_lens),
         tail_mask=causal_mask(q_lens, slots.device),

@@ -219,16 +219,22 @@ def _slots_in_a_row(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
     Returns kv_indptr i64 (b + 1) and kv_indices i64. How many there are is known on the host, so that nothing waits for
     the device.
     """
-    (b, width), tail, device = batch.prefix_slots.shape, batch.tail_slots.shape[1], batch.prefix_slots.device
+    (b, tail), device = batch.tail_slots.shape, batch.tail_slots.device
     prefix_lens = torch.tensor(batch.prefix_lens, device=device)
     lens = prefix_lens + tail
     kv_indptr = F.pad(lens.cumsum(0), (1, 0))
     total = sum(batch.prefix_lens) + b * tail
     request = torch.arange(b, device=device).repeat_interleave(lens, output_size=total)
     column = torch.arange(total, device=device) - kv_indptr[request]
+    width = max(batch.prefix_lens)
     stale = (width - prefix_lens)[request]  # columns between the committed ones and the tail
     column = torch.where(column < prefix_lens[request], column, column + stale)
-    return kv_indptr, torch.cat([batch.prefix_slots, batch.tail_slots], dim=1)[request, column]
+    return kv_indptr, torch.cat([_prefix_slots(batch), batch.tail_slots], dim=1)[request, column]
+
+
+def _prefix_slots(batch: ForwardBatch) -> Tensor:
+    """i64 (b, longest prefix). Beyond a request's own prefix they are stale."""
+    return batch.req_to_token[batch.rows, : max(batch.prefix_lens)]
 
 
 def _committed_only(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
@@ -237,12 +243,12 @@ def _committed_only(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
     Stale columns are pointed at the dummy slot. Hiding them is not enough: who knows whose keys and values a stale
     slot holds by now, and a weight of 0 does not silence a NaN.
     """
-    width = batch.prefix_slots.shape[1]
+    slots, width = _prefix_slots(batch), max(batch.prefix_lens)
     if min(batch.prefix_lens) == width:
-        return batch.prefix_slots, None
-    lens = torch.tensor(batch.prefix_lens, device=batch.prefix_slots.device)
+        return slots, None
+    lens = torch.tensor(batch.prefix_lens, device=slots.device)
     committed = torch.arange(width, device=lens.device) < lens[:, None]
-    return batch.prefix_slots.where(committed, 0), committed[:, None]
+    return slots.where(committed, 0), committed[:, None]
 
 
 def _visible_columns(batch: ForwardBatch, prefix_mask: Tensor | None) -> Tensor | None:
@@ -253,9 +259,9 @@ def _visible_columns(batch: ForwardBatch, prefix_mask: Tensor | None) -> Tensor 
     prefix, tail = prefix_mask, batch.tail_mask
     if prefix is None and tail is None:
         return None
-    b, rows, device = len(batch.q_lens), max(batch.q_lens), batch.prefix_slots.device
+    b, rows, device = len(batch.q_lens), max(batch.q_lens), batch.tail_slots.device
     if prefix is None:
-        prefix = torch.ones(b, 1, batch.prefix_slots.shape[1], dtype=torch.bool, device=device)
+        prefix = torch.ones(b, 1, max(batch.prefix_lens), dtype=torch.bool, device=device)
     if tail is None:
         tail = torch.ones(b, rows, batch.tail_slots.shape[1], dtype=torch.bool, device=device)
     return torch.cat([prefix.expand(-1, rows, -1), tail], dim=-1)

@@ -51,7 +51,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     levels: list[TreeInfo] = []
     own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
     tail_mask = own_column[:, :, :0]
-    prefix_slots, first_positions = batch.prefix_slots(), batch.seq_lens.repeat_interleave(k)
+    first_positions = batch.seq_lens.repeat_interleave(k)
     slots_by_step = slots.transpose(1, 2).flatten(1)  # (b, S*k): k columns for each step
     # endregion reserve_draft_slots
     # region draft_loop
@@ -69,7 +69,8 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
                 positions=first_positions + i,
                 out_slots=slots[:, :, i].flatten(),
                 q_lens=[k] * b,
-                prefix_slots=prefix_slots,
+                req_to_token=batch.req_to_token,
+                rows=batch.rows,
                 prefix_lens=batch.prefix_lens,
                 tail_slots=slots_by_step[:, : (i + 1) * k],
                 tail_mask=tail_mask if k > 1 else None,  # a lone branch sees all of its past

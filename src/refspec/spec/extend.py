@@ -74,11 +74,9 @@ def extend(
     """
     # region extend_rows
     prefix_lens = [total - new for total, new in zip(batch.prefix_lens, q_lens, strict=True)]
-    prefix_slots = batch.req_to_token[batch.rows, : max(prefix_lens, default=0)]
     last_rows = torch.tensor(q_lens, dtype=torch.int64, device=slots.device).cumsum(0) - 1
-    out = draft_runner.forward(
-        causal_batch(next_tokens, slots, q_lens, prefix_slots, prefix_lens, hidden_states), phase, last_rows
-    )
+    rows = causal_batch(next_tokens, slots, q_lens, batch.req_to_token, batch.rows, prefix_lens, hidden_states)
+    out = draft_runner.forward(rows, phase, last_rows)
     batch.bonus_tokens = next_tokens[last_rows]
     topk_p, topk_index, law = propose(batch, out.logits, 0, config)
     batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law)

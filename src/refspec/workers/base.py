@@ -145,7 +145,9 @@ class Worker(ABC):
         flat_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64, device=device)
         last_rows = torch.tensor(lens, dtype=torch.int64, device=device).cumsum(0) - 1
         out = self.target.forward(
-            causal_batch(flat_ids, slots, lens, batch.prefix_slots(), batch.prefix_lens), "prefill_target", last_rows
+            causal_batch(flat_ids, slots, lens, batch.req_to_token, batch.rows, batch.prefix_lens),
+            "prefill_target",
+            last_rows,
         )
         batch.seq_lens = ends
         batch.bonus_tokens = batch.sampling.next_tokens(out.logits, greedy_choice(out.logits), batch.seq_lens)
