@@ -17,6 +17,7 @@ class SpecConfig:
     topk (k): branches that the draft follows at each level.
     num_steps (S): levels of the draft tree, so at most S drafts are accepted in a round.
     num_draft_tokens (N): nodes that the target verifies for each request, the root included.
+    page_size: slots are owned in pages of so many tokens. It changes where keys and values lie, and no output.
     exact_branch_kv: in the draft loop, let a branch attend its true ancestors' keys and values. False is
         SGLang's layout, where branch j attends what column j held at earlier steps, its ancestor or not.
         The output is the same either way; with k > 1 the guesses differ.
@@ -52,8 +53,7 @@ class SpecConfig:
                 f"num_draft_tokens is {self.num_draft_tokens}, but topk={self.topk} and num_steps={self.num_steps} "
                 f"give {self.num_candidates} candidates, so at most {self.num_candidates + 1} with the root"
             )
-        if self.page_size != 1:
-            raise ValueError(f"page_size is {self.page_size}, this version keeps tokens in pages of 1")
+        require_int("page_size", self.page_size, at_least=1)
         if self.sampler not in SAMPLERS:
             raise ValueError(f"sampler is {self.sampler!r}, it must be one of: {', '.join(SAMPLERS)}")
         for name in ("threshold_single", "threshold_acc"):
@@ -83,13 +83,21 @@ class SpecConfig:
         """The draft's pool: k from the first level, k² from each of the others."""
         return self.topk + (self.num_steps - 1) * self.topk**2
 
-    @property
-    def slots_per_round(self) -> int:
-        """KV slots that one request needs in a round beside its committed ones.
+    def draft_end(self, seq_len: int) -> int:
+        """Where the draft's slots end in the request table, for a request with seq_len committed tokens.
 
-        The draft's k·S are back before the verify's N are taken, so it is the larger of the two.
+        k·S behind the committed ones. Where pages hold several tokens, no two branches may share one, so each of the k
+        takes whole pages, the first of which begins like the last committed page.
         """
-        return max(self.topk * self.num_steps, self.num_draft_tokens)
+        if self.topk == 1 or self.page_size == 1:
+            return seq_len + self.topk * self.num_steps
+        begun = seq_len % self.page_size
+        pages = -(-(begun + self.num_steps) // self.page_size)
+        return seq_len - begun + self.topk * pages * self.page_size
+
+    def tree_end(self, seq_len: int) -> int:
+        """Where the slots of the tree end."""
+        return seq_len + self.num_draft_tokens
 
 
 @dataclass(frozen=True)

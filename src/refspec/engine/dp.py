@@ -169,10 +169,10 @@ class JointWorker(Worker):
     def __init__(self, worker: Worker, table: ReqTable, peers: Peers, on_step: Callable[[Step], None]) -> None:
         super().__init__(worker.target, worker.allocator, worker.stats)
         self.worker, self.table, self.peers, self.on_step = worker, table, peers, on_step
+        self.reads_ahead = worker.reads_ahead
 
-    @property
-    def slots_per_round(self) -> int:
-        return self.worker.slots_per_round
+    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+        return self.worker.slots_for_round(kv_lens)
 
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         """As the worker's own, after any steps of another mode that the other ranks have to take first."""

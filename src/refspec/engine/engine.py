@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from refspec.config import SamplingParams, SpecConfig, require_int
-from refspec.engine.scheduler import Scheduler
+from refspec.engine.scheduler import RETRACTION_POLICIES, Scheduler
 from refspec.kernels.backend import resolve_backend, use_backend
 from refspec.memory.allocator import SlotAllocator
+from refspec.memory.prefix_cache import PrefixCache
 from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
 from refspec.models.eagle import EagleHead
@@ -46,7 +47,9 @@ class Generation:
 
     text: str  # of the output alone, cut at a stop string; ids with spaces between where the model has no tokenizer
     token_ids: list[int]  # the token that is a stop, or completes a stop string, is kept
-    finish_reason: str  # "stop": a stop token or a stop string; "length": the budget or the context is used up
+    # "stop": a stop token or a stop string; "length": the budget or the context is used up; "out_of_slots": the KV pool
+    # was too small for it alone; "abort"
+    finish_reason: str
     accept_lens: list[int]  # tokens committed in each round, the bonus included
     matched_stop: int | str | None = None  # what stopped it: the token's id, or the stop string
     seed: int | None = None  # that the tokens were sampled with: the params' own or the engine's; None: greedy
@@ -74,6 +77,12 @@ class Engine:
         kernels, which on a CPU run in Triton's interpreter, about a hundred times slower; "auto", the kernels on a GPU.
         What it comes to is in .backend afterwards.
     kv_slots: tokens that the KV pool holds. max_running: requests that run at one time; others wait.
+    page_size: tokens in a page of the pool; None: the spec's, or 1.
+    prefix_cache: keep what requests leave behind, for those that begin alike. The output stays the same, but for
+        rounding; what a run costs then depends on the runs before it.
+    chunk_size: prompt tokens that are read in one step; None: any number.
+    retraction: who loses his slots when there are too few for the next round: "newest", who came last; "largest", who
+        holds most; "least_output", who has brought least.
 
     Raises ValueError (CheckpointError for a model folder) with one line that says what is wrong.
     """
@@ -88,9 +97,17 @@ class Engine:
         backend: str = "auto",
         kv_slots: int = 8192,
         max_running: int = 32,
+        page_size: int | None = None,
+        prefix_cache: bool = False,
+        chunk_size: int | None = None,
+        retraction: str = "newest",
     ) -> None:
         require_int("kv_slots", kv_slots, at_least=1)
         require_int("max_running", max_running, at_least=1)
+        if chunk_size is not None:
+            require_int("chunk_size", chunk_size, at_least=1)
+        if retraction not in RETRACTION_POLICIES:
+            raise ValueError(f"retraction is {retraction!r}, it must be one of: {', '.join(RETRACTION_POLICIES)}")
         if kv_slots >= 2**31:
             raise ValueError(f"kv_slots is {kv_slots}, it must be below 2147483648")
         if spec is not None and not isinstance(spec, SpecConfig):
@@ -100,6 +117,9 @@ class Engine:
                 raise ValueError(f"{name} is {model!r}, it must be a shipped name, a folder or a model object")
         if target is None:
             raise ValueError("target is None, it must be a shipped name, a folder or a model object")
+        page_size = _page_size(page_size, spec)
+        if kv_slots % page_size:
+            raise ValueError(f"page_size is {page_size}, which does not divide the pool of kv_slots = {kv_slots}")
         self.spec = spec
         self.device = _device_of(target, device)
         self.backend = resolve_backend(backend, self.device)
@@ -114,9 +134,9 @@ class Engine:
             vocab_size = min(vocab_size, 1 + max(self.tokenizer.get_vocab().values()))
         self.vocab_size, self.max_context = vocab_size, target_config.max_position_embeddings
 
-        self.allocator = SlotAllocator(kv_slots, self.device)
-        self.table = ReqTable(max_running, self.max_context, self.device)
-        target_runner = ModelRunner(self.target_model, kv_slots, self.device, self.stats.forwards, vocab_size)
+        self.allocator = SlotAllocator(kv_slots, self.device, page_size)
+        self.table = ReqTable(max_running, _table_width(self.max_context, spec), self.device)
+        target_runner = self._runner(self.target_model)
         worker: Worker
         if spec is None:
             if draft is not None:
@@ -126,9 +146,10 @@ class Engine:
             if spec.topk > vocab_size:
                 raise ValueError(f"topk is {spec.topk}, but the vocabulary has only {vocab_size} ids")
             self.draft_model = self._load_draft(target, draft)
-            draft_runner = ModelRunner(self.draft_model, kv_slots, self.device, self.stats.forwards, vocab_size)
-            worker = EagleWorkerV1(target_runner, draft_runner, self.allocator, self.stats, spec)
-        self.scheduler = Scheduler(worker, self.allocator, self.table, max_running)
+            worker = EagleWorkerV1(target_runner, self._runner(self.draft_model), self.allocator, self.stats, spec)
+        cache = PrefixCache(self.allocator, pair_keys=worker.reads_ahead) if prefix_cache else None
+        policy = RETRACTION_POLICIES[retraction]
+        self.scheduler = Scheduler(worker, self.allocator, self.table, max_running, cache, chunk_size, policy)
 
     # --- use ----------------------------------------------------------------------------------------------------
 
@@ -160,11 +181,46 @@ class Engine:
             self.scheduler.add(request)
         try:
             while any(request.finish_reason is None for request in requests):
-                self._step(observer)
+                self.step(observer)
         finally:
             for request in requests:
                 self.scheduler.abort(request)
-        return [self._generation(request) for request in requests]
+        return [self.result(request) for request in requests]
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Queue one prompt, at any time between two steps. `step` moves it, until it has a finish_reason.
+
+        Raises ValueError for what `generate` would refuse.
+        """
+        request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
+        self.scheduler.add(request)
+        return request
+
+    def step(self, observer: Observer | None = None) -> None:
+        """One step of everybody who is there: prompts are read, or each running request gets its next tokens.
+
+        If it raises, every request is aborted, and the engine is as good as new.
+        """
+        with use_backend(self.backend):
+            self.scheduler.step(observer)
+
+    def abort(self, request: Request) -> None:
+        """End a request, whether it waits or runs; its slots are free at once. One that has finished stays as it is."""
+        self.scheduler.abort(request)
+
+    def result(self, request: Request) -> Generation:
+        """What became of a request that has finished. Raises ValueError for one that has not."""
+        if request.finish_reason is None:
+            raise ValueError("the request has not finished: take steps, or abort it")
+        text = self.decode(request.output_ids)
+        return Generation(
+            text=text[: len(text) - request.text.cut] if request.text else text,
+            token_ids=request.output_ids,
+            finish_reason=request.finish_reason,
+            accept_lens=request.accept_lens,
+            matched_stop=matched_stop(request) if request.output_ids else None,
+            seed=request.seed if request.params.temperature else None,
+        )
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamBlock]:
         """Decode one prompt, block by block. Closing the iterator ends the request.
@@ -208,6 +264,10 @@ class Engine:
 
     # --- behind it ------------------------------------------------------------------------------------------------
 
+    def _runner(self, model: ServedModel) -> ModelRunner:
+        pool = self.allocator
+        return ModelRunner(model, pool.size, self.device, self.stats.forwards, self.vocab_size, pool.page_size)
+
     def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self.encode(prompt)
         if len(ids) >= self.max_context:
@@ -229,12 +289,11 @@ class Engine:
         if params.stop:
             self._require_text_of(params.stop)
             request.text = OutputText(self.decode, params.stop, params.include_stop_str_in_output)
-        needed = self.scheduler.slots_needed(request)
+        needed = self.scheduler.slots_to_start(len(ids))
         if needed > self.allocator.size:
             raise ValueError(
-                f"prompt {index} may need {needed} KV slots ({len(ids)} prompt tokens, up to {params.max_new_tokens} "
-                f"new ones, and a round's own), the pool has {self.allocator.size}: "
-                "raise kv_slots or lower max_new_tokens"
+                f"prompt {index} has {len(ids)} tokens, and needs {needed} KV slots for them and its first round, "
+                f"the pool has {self.allocator.size}: raise kv_slots"
             )
         return request
 
@@ -251,22 +310,6 @@ class Engine:
                     f"give its id, {token}, in stop_token_ids"
                 )
 
-    def _step(self, observer: Observer | None = None) -> None:
-        with use_backend(self.backend):
-            self.scheduler.step(observer)
-
-    def _generation(self, request: Request) -> Generation:
-        assert request.finish_reason is not None
-        text = self.decode(request.output_ids)
-        return Generation(
-            text=text[: len(text) - request.text.cut] if request.text else text,
-            token_ids=request.output_ids,
-            finish_reason=request.finish_reason,
-            accept_lens=request.accept_lens,
-            matched_stop=matched_stop(request),
-            seed=request.seed if request.params.temperature else None,
-        )
-
     def _stream(self, request: Request) -> Iterator[StreamBlock]:
         self.scheduler.add(request)
         assert request.text is not None
@@ -274,7 +317,7 @@ class Engine:
         try:
             while request.finish_reason is None or sent_tokens < len(request.output_ids):
                 if sent_tokens == len(request.output_ids):
-                    self._step()
+                    self.step()
                     continue
                 reason = request.finish_reason
                 piece = request.text.take(last=reason is not None)
@@ -321,6 +364,23 @@ class Engine:
         if isinstance(draft, LlamaForCausalLM):
             raise ValueError("the draft is a whole language model: algorithm eagle takes an EAGLE head")
         return _finite(draft, "draft")
+
+
+def _page_size(page_size: int | None, spec: SpecConfig | None) -> int:
+    """Raises ValueError for one that is no size, or not the spec's."""
+    if page_size is None:
+        return spec.page_size if spec else 1
+    require_int("page_size", page_size, at_least=1)
+    if spec and spec.page_size != page_size:
+        raise ValueError(f"page_size is {page_size}, but spec.page_size is {spec.page_size}: leave one of them out")
+    return page_size
+
+
+def _table_width(max_context: int, spec: SpecConfig | None) -> int:
+    """Columns of the request table: a round's draft slots may reach beyond the context."""
+    if spec is None:
+        return max_context
+    return max(map(spec.draft_end, range(max(0, max_context - spec.page_size), max_context)))
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

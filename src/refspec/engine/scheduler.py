@@ -1,40 +1,87 @@
-"""Who runs next: first come, first served, and nobody is let in who might not get to the end.
+"""Who runs next, and on whose slots.
 
-A request is admitted when the pool has room for all that it and the running ones can come to need: every token of
-their outputs, and the slots of one round for each. So a running request never has to be thrown out again.
+Requests come and go at any step. A step is one of two things: an EXTEND, in which prompts are read, or a DECODE, one
+round of everybody who has read his. The rules:
+
+1. Who waits is admitted in the order of arrival, as soon as there is room for what he has to read and for one round of
+   all, him included. Nobody reserves room for his whole output: most end earlier than they may.
+2. At most chunk_size tokens are read in one step. A prompt that is longer is read over several, and a round of the
+   others comes between two of them, so that nobody waits for a long prompt from its first token to its last.
+3. With a prefix cache, a prompt is read from where the longest cached prefix ends; whatever a request leaves behind
+   goes into the cache, and is evicted from there, the least recently used first, when slots are needed.
+4. If there is no room for the next round even so, requests are *retracted*: their slots are taken back, and they wait
+   again, in the order of their arrival, with the tokens they have. When one is readmitted it reads these like a prompt,
+   all but the newest, and goes on. If nobody is left to retract, the request that fills the pool alone ends, with
+   "out_of_slots" as its reason.
+
+That this comes to an end: a round follows every retraction, and every admission too (rule 1), and brings each of its
+requests a token at least. Tokens are never lost.
+
+Source: SGLang: python/sglang/srt/managers/scheduler.py:Scheduler.get_next_batch_to_run, schedule_policy.py:PrefillAdder
+and schedule_batch.py:ScheduleBatch.retract_decode @v0.5.5. There a running request counts with a share of the output it
+may still bring, which grows with every retraction; and a chunk follows a chunk, without a round between them.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import sys
+from collections.abc import Callable
+from itertools import count
 
 import torch
 
 from refspec.contracts import ForwardMode
 from refspec.memory.allocator import IntegrityError, SlotAllocator
+from refspec.memory.prefix_cache import PrefixCache
 from refspec.memory.req_table import ReqTable
 from refspec.requests.request import Request, RunningBatch
 from refspec.workers.base import Observer, Worker
 
+# Who is retracted: of those that hold slots, the one with the largest key.
+RetractionPolicy = Callable[[Request], tuple[int, ...]]
+RETRACTION_POLICIES: dict[str, RetractionPolicy] = {
+    "newest": lambda request: (request.arrival,),
+    "largest": lambda request: (request.kv_len - request.cached_len, request.arrival),  # gives most slots at once
+    # SGLang's: the least work is lost, so to speak; of equal ones the longer prompt goes.
+    "least_output": lambda request: (-len(request.output_ids), len(request.prompt_ids), request.arrival),
+}
+
 
 class Scheduler:
-    """A queue, and the batch that runs. See the module's docstring."""
+    """The queue, the batch that runs, and the prompt that is being read in chunks. See the module's docstring.
 
-    def __init__(self, worker: Worker, allocator: SlotAllocator, table: ReqTable, max_running: int) -> None:
+    cache: finished prefixes; None: every request reads its whole prompt. chunk_size: tokens read in one step; None: any
+    number. retraction_policy: which of those that hold slots goes first when they run out.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        allocator: SlotAllocator,
+        table: ReqTable,
+        max_running: int,
+        cache: PrefixCache | None = None,
+        chunk_size: int | None = None,
+        retraction_policy: RetractionPolicy = RETRACTION_POLICIES["newest"],
+    ) -> None:
         self.worker, self.allocator, self.table, self.max_running = worker, allocator, table, max_running
-        self.waiting: deque[Request] = deque()
+        self.cache, self.chunk_size, self.retraction_policy = cache, chunk_size, retraction_policy
+        self.waiting: list[Request] = []  # by arrival
         self.running = RunningBatch.of([], table.req_to_token)
+        self.chunked: Request | None = None  # has read a part of its prompt
+        self.round_is_due = False  # before the next chunk
         self.in_step = False
+        self.arrivals = count()
 
-    def slots_needed(self, request: Request) -> int:
-        """The most that a request can hold at one time."""
-        return request.max_kv_len + self.worker.slots_per_round
+    # --- use ----------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
+        """Put a new request at the end of the queue."""
+        request.arrival = next(self.arrivals)
         self.waiting.append(request)
 
     def step(self, observer: Observer | None = None) -> None:
-        """Prefill what can be admitted; where nothing can, one decode step of what runs.
+        """Read what can be admitted; where nothing can, one round of what runs.
 
         Requests that finish are released before it returns. If the step raises, the pool is as sound as before it,
         and every request, running or waiting, is aborted. Raises RuntimeError when called from inside a step.
@@ -47,14 +94,48 @@ class Scheduler:
         finally:
             self.in_step = False
 
+    def abort(self, request: Request) -> None:
+        """End a request that waits or runs, at any time between two steps. One that has finished is left alone.
+
+        Raises RuntimeError for a request that is in the middle of a step.
+        """
+        if request.finish_reason is None and request.row and self.in_step:
+            raise RuntimeError("the request is in the middle of a step: end it when the step is over")
+        self._withdraw(request)
+        self._end(request, "abort")
+
+    def slots_to_start(self, prompt_len: int) -> int:
+        """The fewest slots with which a request can begin: those of its prompt, and of one round behind it."""
+        prompt = self.allocator.slots_to_extend([0], [prompt_len])
+        return prompt + self.worker.slots_for_round([prompt_len])
+
+    def check(self) -> None:
+        """Every slot is free, or holds a committed token of one running request, or is the prefix cache's; every row of
+        the request table is free or one request's; the cache is sound, and locked by those who read it. Raises
+        IntegrityError.
+        """
+        holders = self._holders()
+        rows = sorted([*self.table.free_rows, *(request.row for request in holders)])
+        if rows != list(range(1, len(self.table.req_to_token))):
+            raise IntegrityError(f"rows of the request table that are free or owned: {rows}, there should be all, once")
+        owners = [(f"request {r.index}", self._slots_of(r)[r.cached_len :]) for r in holders]
+        if self.cache:
+            owners.append(("the prefix cache", self.cache.held_slots()))
+            self.cache.check(r.cache_node for r in holders if r.cache_node is not None)
+            for request in holders:
+                self._check_shared(request)
+        self.allocator.check(owners)
+
+    # --- one step -----------------------------------------------------------------------------------------------
+
     def _step(self, observer: Observer | None) -> None:
         # region choose_mode
-        admitted = self._admit()
-        if admitted:
-            batch, mode = RunningBatch.of(admitted, self.table.req_to_token), ForwardMode.EXTEND
-        elif self.running.requests:
+        mode = ForwardMode.EXTEND
+        batch = self._batch_to_extend()
+        if not batch:
+            self._make_room_for_a_round()
             batch, mode = self.running, ForwardMode.DECODE
-        else:
+        if not batch:
             return
         # endregion choose_mode
         state, kv_lens = self.allocator.backup_state(), batch.prefix_lens
@@ -64,62 +145,191 @@ class Scheduler:
             self.allocator.restore_state(state)
             for request, kv_len in zip(batch.requests, kv_lens, strict=True):
                 request.kv_len = kv_len
-            for request in [*admitted, *self.running.requests, *self.waiting]:
-                self._end(request, "abort")
-            self.waiting.clear()
-            self.running = RunningBatch.of([], self.table.req_to_token)
+            self._give_up({*batch.requests, *self._holders(), *self.waiting})
             raise
         for request in batch.requests:
+            if request.finish_reason is None or not self.worker.reads_ahead:
+                request.written_len = request.kv_len
             if request.finish_reason:
                 self._release(request)
-        self.running = self.running.merge(going_on) if admitted else going_on
+        if mode is ForwardMode.DECODE:
+            self.running, self.round_is_due = going_on, False
+        else:
+            self._sort_readers(going_on)
 
-    def abort(self, request: Request) -> None:
-        """End a request that waits or runs, at any time between two steps. One that has finished is left alone.
+    def _batch_to_extend(self) -> RunningBatch | None:
+        """Who reads in this step, and how much: first the prompt that is begun, then whom there is room to admit."""
+        if self.round_is_due and self.running:
+            return None
+        left = self.chunk_size or sys.maxsize
+        requests: list[Request] = []
+        lens: list[int] = []
+        if self.chunked:
+            lens.append(min(left, self.chunked.unread_len))
+            if not self._make_available(self._slots_to_read(self.chunked, lens[0])):
+                return None
+            requests.append(self.chunked)
+            left -= lens[0]
+        while self.waiting and left and len(self.running) + len(requests) < self.max_running:
+            request = self.waiting[0]
+            if not self._admit(request, requests):
+                break
+            del self.waiting[0]
+            requests.append(request)
+            lens.append(min(left, request.unread_len))
+            left -= lens[-1]
+        return RunningBatch.of(requests, self.table.req_to_token, lens) if requests else None
 
-        Raises RuntimeError for a request that is in the middle of a step.
+    def _admit(self, request: Request, admitted: list[Request]) -> bool:
+        """Give a request a row and its cached prefix, if there is room beside those `admitted` in this step already.
+
+        If there is not, and nobody is there whose end would make room, the request itself ends, "out_of_slots".
         """
+        slots, node = self.table.req_to_token[0, :0], None
+        if self.cache:
+            # A target alone needs its answer after the last token; with pair keys that token is never found.
+            ids = request.read_ids
+            slots, node = self.cache.match_prefix(ids if self.worker.reads_ahead else ids[:-1])
+            self.cache.inc_lock_ref(node)
+        request.kv_len = request.written_len = request.cached_len = len(slots)
+        request.cache_node = node
+        if self._make_available(self._slots_to_admit([*admitted, request])):
+            request.row = self.table.alloc()
+            self.table.req_to_token[request.row, : len(slots)] = slots
+            self.worker.stats.cached_tokens += len(slots)
+            return True
+        if self.cache and node:
+            self.cache.dec_lock_ref(node)
+        request.forget_slots()
+        if not (admitted or self._holders()):
+            self.waiting.remove(request)
+            self._end(request, "out_of_slots")
+        return False
+
+    def _sort_readers(self, going_on: RunningBatch) -> None:
+        """After an EXTEND: who has read all of it runs from now on; who has not is `chunked`."""
+        done = [r for r, request in enumerate(going_on.requests) if not request.unread_len]
+        unread = [request for request in going_on.requests if request.unread_len]
+        self.chunked = unread[0] if unread else None
+        self.round_is_due = self.chunked is not None
+        for r in done:
+            self._publish(going_on.requests[r])
+        self.running = self.running.merge(going_on.keep(done))
+
+    # --- room ---------------------------------------------------------------------------------------------------
+
+    def _make_room_for_a_round(self) -> None:
+        """Evict and retract until the next round of all that still run finds its slots."""
+        while not self._make_available(self.worker.slots_for_round(self.running.prefix_lens)):
+            holders = self._holders()
+            if len(holders) == 1:
+                self._withdraw(holders[0])
+                self._end(holders[0], "out_of_slots")
+            else:
+                self.retract(max(holders, key=self.retraction_policy))
+
+    def retract(self, request: Request) -> None:
+        """Take a request's slots back and let it wait again. What it has written stays in the prefix cache, for now."""
+        self._withdraw(request)
+        self._release(request)
+        request.retractions += 1
+        self.worker.stats.retractions += 1
+        self.waiting.append(request)
+        self.waiting.sort(key=lambda other: other.arrival)
+
+    def _make_available(self, slots: int) -> bool:
+        """See to it that so many slots are free, by eviction if need be; False, with nothing evicted, if it cannot."""
+        missing = slots - self.allocator.available()
+        if missing > 0 and self.cache and self.cache.evictable_size >= missing:
+            self.worker.stats.evicted_tokens += self.cache.evict(missing)
+        return slots <= self.allocator.available()
+
+    def _slots_to_read(self, request: Request, length: int) -> int:
+        return self.allocator.slots_to_extend([request.kv_len], [request.kv_len + length])
+
+    def _slots_to_admit(self, readers: list[Request]) -> int:
+        """Room for all that these have to read, and for a round of everybody after that."""
+        unread = sum(self._slots_to_read(request, request.unread_len) for request in readers)
+        return unread + self.worker.slots_for_round(
+            [*self.running.prefix_lens, *(request.kv_len + request.unread_len for request in readers)]
+        )
+
+    # --- leaving ------------------------------------------------------------------------------------------------
+
+    def _holders(self) -> list[Request]:
+        """Requests with slots, between two steps."""
+        return [*self.running.requests, *([self.chunked] if self.chunked else [])]
+
+    def _withdraw(self, request: Request) -> None:
+        """Take a request out of wherever it stands, its slots still with it."""
         if request in self.waiting:
             self.waiting.remove(request)
+        elif request is self.chunked:
+            self.chunked = None
         elif request in self.running.requests:
-            if self.in_step:
-                raise RuntimeError("the request is in the middle of a step: end it when the step is over")
             self.running = self.running.keep(
                 [r for r, other in enumerate(self.running.requests) if other is not request]
             )
-        self._end(request, "abort")
-
-    def check(self) -> None:
-        """Every slot is free or holds a committed token of one running request, every row of the request table is
-        free or one request's. Raises IntegrityError.
-        """
-        rows = sorted([*self.table.free_rows, *(request.row for request in self.running.requests)])
-        if rows != list(range(1, len(self.table.req_to_token))):
-            raise IntegrityError(f"rows of the request table that are free or owned: {rows}, there should be all, once")
-        self.allocator.check((f"request {r.index}", self._slots_of(r)) for r in self.running.requests)
-
-    def _admit(self) -> list[Request]:
-        reserved = sum(self.slots_needed(request) for request in self.running.requests)
-        admitted: list[Request] = []
-        while self.waiting and len(self.running) + len(admitted) < self.max_running:
-            reserved += self.slots_needed(self.waiting[0])
-            if reserved > self.allocator.size:
-                break
-            request = self.waiting.popleft()
-            request.row = self.table.alloc()
-            admitted.append(request)
-        return admitted
 
     def _end(self, request: Request, reason: str) -> None:
         if request.finish_reason is None:
             request.finish_reason = reason
         self._release(request)
 
+    def _give_up(self, requests: set[Request]) -> None:
+        """After a failure: nobody goes on, and nothing that they wrote is trusted."""
+        self.waiting.clear()
+        self.running, self.chunked = RunningBatch.of([], self.table.req_to_token), None
+        for request in requests:
+            request.written_len = request.cached_len
+            self._end(request, "abort")
+
     def _release(self, request: Request) -> None:
-        if request.row:
-            self.allocator.free(self._slots_of(request))
-            self.table.free(request.row)
-            request.row = request.kv_len = 0
+        """Give a request's row and slots back; what it has written goes to the prefix cache."""
+        if not request.row:
+            return
+        slots, end = self._slots_of(request), request.cached_len
+        if self.cache:
+            assert request.cache_node is not None
+            had, end = self._insert(request, slots)
+            self.allocator.free(slots[request.cached_len : had])  # others have inserted the same meanwhile
+            self.cache.dec_lock_ref(request.cache_node)
+        self.allocator.free(slots[end:])
+        self.table.free(request.row)
+        request.row = 0
+        request.forget_slots()
+
+    def _publish(self, request: Request) -> None:
+        """Let others share what a request has read while it goes on: from now on these slots are the cache's."""
+        if not self.cache:
+            return
+        assert request.cache_node is not None
+        slots = self._slots_of(request)
+        had, end = self._insert(request, slots)
+        if end > request.cached_len:
+            match = self.cache.match_prefix(self._cache_ids(request))
+            self.cache.inc_lock_ref(match.node)
+            self.cache.dec_lock_ref(request.cache_node)
+            self.allocator.free(slots[request.cached_len : had])
+            self.table.req_to_token[request.row, :end] = match.slots
+            request.cached_len, request.cache_node = end, match.node
+
+    def _insert(self, request: Request, slots: torch.Tensor) -> tuple[int, int]:
+        """(how many leading slots the cache had, how many it has now). Only rows that all models have written count."""
+        assert self.cache is not None
+        ids = self._cache_ids(request)
+        return self.cache.insert(ids, slots), self.cache.cacheable_len(len(ids))
+
+    def _cache_ids(self, request: Request) -> list[int]:
+        """The written tokens; where keys are pairs, the one after them too."""
+        return request.all_ids[: request.written_len + self.worker.reads_ahead]
 
     def _slots_of(self, request: Request) -> torch.Tensor:
         return self.table.req_to_token[request.row, : request.kv_len]
+
+    def _check_shared(self, request: Request) -> None:
+        """The leading entries of a request's row are the slots of the prefix that it locks. Raises IntegrityError."""
+        assert self.cache is not None
+        shared = self._slots_of(request)[: request.cached_len].tolist()
+        if request.cache_node is None or self.cache.slots_above(request.cache_node).tolist() != shared:
+            raise IntegrityError(f"request {request.index} reads {shared}, which are not the prefix that it has locked")

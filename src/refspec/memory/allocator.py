@@ -90,6 +90,8 @@ class SlotAllocator:
         negative; where values are checked, IntegrityError for a last slot that stands elsewhere in its page than its
         position does, or that nobody owns.
         """
+        if self.page_size == 1:
+            return self.alloc(self.slots_to_extend(prefix_lens, seq_lens))
         size, device, b = self.page_size, self.free_pages.device, len(prefix_lens)
         new_pages = self._new_pages(prefix_lens, seq_lens)
         count = sum(seq_lens) - sum(prefix_lens)

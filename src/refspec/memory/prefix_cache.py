@@ -91,8 +91,12 @@ class PrefixCache:
     def match_prefix(self, token_ids: Sequence[int]) -> PrefixMatch:
         """Look token_ids up. Afterwards a node ends where the match does. Lock it before anything else happens."""
         node, _ = self._walk(self._units(token_ids))
+        return PrefixMatch(self.slots_above(node), node)
+
+    def slots_above(self, node: TreeNode) -> Tensor:
+        """The slots of the prefix that ends with a node, i64. Raises IntegrityError if the node was evicted."""
         parts = [above.slots for above in reversed(self._path(node))]
-        return PrefixMatch(torch.cat([self.root.slots, *parts]), node)
+        return torch.cat([self.root.slots, *parts])
 
     def insert(self, token_ids: Sequence[int], slots: Tensor) -> int:
         """Take over the slots (at least cacheable_len) of a prefix, but for those leading ones that are there already.

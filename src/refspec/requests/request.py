@@ -11,13 +11,18 @@ from torch import Tensor
 
 from refspec.config import SamplingParams
 from refspec.contracts import DraftInput
+from refspec.memory.allocator import SlotAllocator
+from refspec.memory.prefix_cache import TreeNode
 from refspec.requests.output_text import OutputText
 from refspec.requests.sampling import BatchSampling
 
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way. Holds a row of the request table and kv_len slots while it runs."""
+    """One prompt on its way. Holds a row of the request table and the slots of kv_len tokens while it runs.
+
+    0 <= cached_len <= written_len <= kv_len <= len(all_ids) - 1, once there is an output token.
+    """
 
     index: int  # which prompt of the run
     prompt_ids: list[int]
@@ -26,16 +31,38 @@ class Request:
     max_total_len: int  # prompt and output together: the model's context
     output_ids: list[int] = field(default_factory=list)
     accept_lens: list[int] = field(default_factory=list)  # tokens per round, bonus included
-    finish_reason: str | None = None  # "stop" or "length"
+    finish_reason: str | None = None  # "stop", "length", "abort" or "out_of_slots"
     text: OutputText | None = None  # where somebody must know it as it grows: for stop strings, or a stream
     row: int = 0  # of the request table; 0 = none
-    kv_len: int = 0  # committed tokens in the KV cache: all but the newest output token
+    kv_len: int = 0  # committed tokens in the KV cache: when it decodes, all but the newest output token
+    written_len: int = 0  # of these, the leading ones of which every model has written its row
+    cached_len: int = 0  # of these, the leading ones whose slots are the prefix cache's, and shared
+    cache_node: TreeNode | None = None  # where they end in the cache; locked while the request holds it
     seed: int = 0  # of its coins: params.seed, or the one that the engine picked
+    arrival: int = 0  # its place in the order of all requests of an engine
+    retractions: int = 0  # times that it lost its slots and had to read its tokens again
 
     @property
-    def max_kv_len(self) -> int:
-        """Slots it can come to own: all of its tokens but the last."""
-        return min(len(self.prompt_ids) + self.params.max_new_tokens, self.max_total_len) - 1
+    def all_ids(self) -> list[int]:
+        """Prompt and output."""
+        return self.prompt_ids + self.output_ids
+
+    @property
+    def read_ids(self) -> list[int]:
+        """What must be in the KV cache before it decodes: the prompt; for one that was retracted, all but its newest
+        token, which is still pending.
+        """
+        return self.prompt_ids + self.output_ids[:-1]
+
+    @property
+    def unread_len(self) -> int:
+        """How many of the read_ids are not in the KV cache."""
+        return max(0, len(self.prompt_ids) + max(0, len(self.output_ids) - 1) - self.kv_len)
+
+    def forget_slots(self) -> None:
+        """It holds no slots any more."""
+        self.kv_len = self.written_len = self.cached_len = 0
+        self.cache_node = None
 
 
 @dataclass
@@ -47,17 +74,23 @@ class RunningBatch:
     rows: Tensor  # i64 (b) each request's row of it
     seq_lens: Tensor  # i64 (b) committed tokens in the KV cache
     bonus_tokens: Tensor  # i64 (b) each request's newest token: output, but not yet in the KV cache
+    extend_lens: list[int]  # tokens that each reads, if this is an EXTEND
     draft_input: DraftInput | None = None  # where the next draft starts; None in plain decoding
 
     @staticmethod
-    def of(requests: Sequence[Request], req_to_token: Tensor) -> RunningBatch:
-        """A batch of requests that have not been prefilled: bonus_tokens are 0 until they are."""
+    def of(requests: Sequence[Request], req_to_token: Tensor, extend_lens: Sequence[int] | None = None) -> RunningBatch:
+        """A batch of requests that have something to read: extend_lens tokens each, or all that there is.
+
+        bonus_tokens are 0 until they have read it.
+        """
+        if extend_lens is None:
+            extend_lens = [request.unread_len for request in requests]
 
         def column(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=req_to_token.device)
 
         rows, seq_lens = column([r.row for r in requests]), column([r.kv_len for r in requests])
-        return RunningBatch(list(requests), req_to_token, rows, seq_lens, torch.zeros_like(rows))
+        return RunningBatch(list(requests), req_to_token, rows, seq_lens, torch.zeros_like(rows), list(extend_lens))
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -70,6 +103,16 @@ class RunningBatch:
     def sampling(self) -> BatchSampling:
         """How each request wants its tokens chosen."""
         return BatchSampling.of([r.params for r in self.requests], [r.seed for r in self.requests], self.rows.device)
+
+    def alloc_up_to(self, ends: list[int], allocator: SlotAllocator) -> Tensor:
+        """Slots for each request's positions from its length up to ends[r], i64, request after request.
+
+        Raises OutOfSlots, with nothing taken, if they are not free.
+        """
+        last_slots = self.rows  # not read where pages hold one token
+        if allocator.page_size > 1:
+            last_slots = self.req_to_token[self.rows, (self.seq_lens - 1).clamp(min=0)]
+        return allocator.alloc_extend(self.prefix_lens, ends, last_slots)
 
     def going_on(self) -> list[int]:
         """Rows of the requests that have not finished."""
@@ -88,6 +131,7 @@ class RunningBatch:
             self.rows[index],
             self.seq_lens[index],
             self.bonus_tokens[index],
+            [self.extend_lens[r] for r in rows],
             draft
             and DraftInput(
                 draft.topk_p[index],
@@ -101,6 +145,8 @@ class RunningBatch:
         """This batch's requests, then the other's. Both come from the same worker."""
         if not self.requests:
             return other
+        if not other.requests:
+            return self
         mine, theirs = self.draft_input, other.draft_input
         probs = [x.draft_probs for x in (mine, theirs) if x and x.draft_probs is not None]
         return RunningBatch(
@@ -109,6 +155,7 @@ class RunningBatch:
             torch.cat([self.rows, other.rows]),
             torch.cat([self.seq_lens, other.seq_lens]),
             torch.cat([self.bonus_tokens, other.bonus_tokens]),
+            self.extend_lens + other.extend_lens,
             mine
             and theirs
             and DraftInput(

@@ -159,7 +159,7 @@ class RowPadding:
 
 
 class ModelRunner:
-    """A model and its KV pool.
+    """A model and its KV pool, of `slots` slots in pages of page_size.
 
     forwards: counts this runner's, by the phase that each was made for.
     vocab_size: ids at or above it are never proposed. It is smaller than the model's own where the rows of the
@@ -175,9 +175,10 @@ class ModelRunner:
         device: torch.device,
         forwards: Counter[str],
         vocab_size: int | None = None,
+        page_size: int = 1,
     ) -> None:
         self.model, self.device, self.forwards = model, device, forwards
-        self.pool = MHATokenToKVPool(model.kv_layout, slots, device)
+        self.pool = MHATokenToKVPool(model.kv_layout, slots, device, page_size)
         self.vocab_size = vocab_size or model.config.vocab_size
         self.shared_head: Callable[[Tensor, str], Tensor] | None = None
 

@@ -12,19 +12,32 @@ from __future__ import annotations
 
 import torch
 
+from refspec.config import SpecConfig
 from refspec.contracts import CommitOutput, VerifyOutput
-from refspec.kernels import assign_req_to_token
+from refspec.kernels import align_evict_mask_to_page_size, assign_req_to_token, compact_to_front, move_kv_cache
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
 from refspec.requests.request import RunningBatch
+from refspec.runtime.runner import ModelRunner
 
 
-def commit(batch: RunningBatch, verified: VerifyOutput, allocator: SlotAllocator) -> CommitOutput:
+def commit(
+    batch: RunningBatch,
+    verified: VerifyOutput,
+    target_runner: ModelRunner,
+    allocator: SlotAllocator,
+    config: SpecConfig,
+) -> CommitOutput:
     """Afterwards every request has its new tokens, and finish_reason if one of them ended it; of verify's slots
     only the kept ones are still taken, entered in the request table in path order; seq_lens have advanced.
+
+    With pages and k > 1 the accepted rows have come to the front of their requests' rows, and kept_rows says so.
     """
+    accept_index = verified.accept_index
+    if config.page_size > 1 and config.topk > 1:
+        accept_index = compact(verified, target_runner, config)
     # region commit_block
-    predict, paths = verified.predict.tolist(), verified.accept_index.tolist()
+    predict, paths = verified.predict.tolist(), accept_index.tolist()
     kept_rows: list[list[int]] = []
     for request, path in zip(batch.requests, paths, strict=True):
         accepted = [row for row in path if row != -1]
@@ -38,6 +51,8 @@ def commit(batch: RunningBatch, verified: VerifyOutput, allocator: SlotAllocator
     kept = torch.tensor([row for rows in kept_rows for row in rows], dtype=torch.int64, device=device)
     rejected = torch.ones_like(verified.out_slots, dtype=torch.bool)
     rejected[kept] = False
+    if config.page_size > 1:  # a page that holds a kept token stays, whatever else is in it
+        align_evict_mask_to_page_size(batch.seq_lens, rejected.view(len(batch), -1), config.page_size)
     freed_slots = verified.out_slots[rejected]
     allocator.free(freed_slots)
 
@@ -46,3 +61,23 @@ def commit(batch: RunningBatch, verified: VerifyOutput, allocator: SlotAllocator
     batch.seq_lens = advanced
     return CommitOutput(accept_lens, kept_rows, freed_slots)
     # endregion commit_block
+
+
+def compact(verified: VerifyOutput, target_runner: ModelRunner, config: SpecConfig) -> torch.Tensor:
+    """Move the accepted rows of every request to the front of its rows: keys and values, predict, hidden states.
+
+    Returns where they are now, in the form of accept_index.
+
+    Accepted rows of a tree lie scattered over its slots, and so over its pages: each page that holds one would have to
+    stay. A token's place in its page is that of its position, moreover, since whoever goes on behind it (an allocator,
+    a kernel that reads whole pages) counts on that. On a chain the accepted rows are the first ones anyway, and with
+    pages of one token the request table alone puts them in order.
+    """
+    paths = verified.accept_index[:, : config.num_draft_tokens]
+    accepted = paths >= 0
+    block = torch.arange(len(paths), device=paths.device).unsqueeze(1) * config.num_draft_tokens
+    front = block + torch.arange(paths.shape[1], device=paths.device)
+    move_kv_cache(target_runner.pool, verified.out_slots[front[accepted]], verified.out_slots[paths[accepted].long()])
+    verified.predict = compact_to_front(verified.predict, paths)
+    verified.hidden_states = compact_to_front(verified.hidden_states, paths)
+    return torch.where(accepted, front, -1)

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from refspec.config import SpecConfig
 from refspec.contracts import Candidates, ForwardBatch
-from refspec.kernels import stable_topk
+from refspec.kernels import assign_draft_cache_locs, assign_req_to_token, duplicate_prefix_tail, stable_topk
+from refspec.kernels.assign_draft_cache_locs import first_draft_positions
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.requests.sampling import DRAFT, draw
@@ -43,16 +44,20 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     assert start is not None
     # region reserve_draft_slots
     state = allocator.backup_state()
-    slots = allocator.alloc(b * k * steps).view(b, k, steps)
+    slots = batch.alloc_up_to([config.draft_end(kv_len) for kv_len in batch.prefix_lens], allocator)
+    own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
+    if config.page_size > 1 and k > 1:
+        slots, prefix_lens, copies, tail_mask = split_into_pages(batch, slots, draft_runner, config)
+    else:
+        slots, prefix_lens = slots.view(b, k, steps), batch.prefix_lens
+        copies, tail_mask = slots[:, 0, :0], own_column[:, :, :0]
 
     topk_p, topk_index, hidden_states = start.topk_p, start.topk_index, start.hidden_states
     laws = [start.draft_probs]
     scores = topk_p
     levels: list[TreeInfo] = []
-    own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
-    tail_mask = own_column[:, :, :0]
     first_positions = batch.seq_lens.repeat_interleave(k)
-    slots_by_step = slots.transpose(1, 2).flatten(1)  # (b, S*k): k columns for each step
+    tail_slots = torch.cat([copies, slots.transpose(1, 2).flatten(1)], dim=1)  # behind the copies k columns a step
     # endregion reserve_draft_slots
     # region draft_loop
     for i in range(steps):
@@ -71,8 +76,8 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
                 q_lens=[k] * b,
                 req_to_token=batch.req_to_token,
                 rows=batch.rows,
-                prefix_lens=batch.prefix_lens,
-                tail_slots=slots_by_step[:, : (i + 1) * k],
+                prefix_lens=prefix_lens,
+                tail_slots=tail_slots[:, : copies.shape[1] + (i + 1) * k],
                 tail_mask=tail_mask if k > 1 else None,  # a lone branch sees all of its past
                 hidden_states=hidden_states,
             ),
@@ -91,6 +96,32 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
     return Candidates(
         score_list, token_list, parents_list, slots, torch.stack(drawn_from, dim=1) if drawn_from else None
     )
+
+
+def split_into_pages(
+    batch: RunningBatch, slots: Tensor, draft_runner: ModelRunner, config: SpecConfig
+) -> tuple[Tensor, list[int], Tensor, Tensor]:
+    """Each branch in pages of its own, where pages hold several tokens: the layout of `assign_draft_cache_locs`.
+
+    slots i64: those behind each request's committed tokens, up to draft_end. They are entered in the request table, and
+    each branch gets copies of the tokens in the last, partly filled page. What all branches share ends before it.
+
+    Returns the branches' slots (b, k, S); the lengths of the shared prefixes; the copies' slots (b, k·(page - 1)), 0
+    where there are none; and bool (b, k, k·(page - 1)): which branch sees which of them.
+    """
+    k, steps, page, table, rows = config.topk, config.num_steps, config.page_size, batch.req_to_token, batch.rows
+    ends = [config.draft_end(kv_len) for kv_len in batch.prefix_lens]
+    assign_req_to_token(table, rows, batch.seq_lens, torch.tensor(ends, device=rows.device), slots)
+    duplicate_prefix_tail(draft_runner.pool, table, rows, batch.seq_lens, k, steps, page)
+    branches = assign_draft_cache_locs(table, rows, batch.seq_lens, k, steps, page).view(-1, k, steps)
+
+    begun = (batch.seq_lens % page).view(-1, 1, 1)
+    place = torch.arange(page - 1, device=rows.device)
+    first_of_page = first_draft_positions(batch.seq_lens, k, steps, page).unsqueeze(2) - begun
+    copies = table[rows.view(-1, 1, 1), first_of_page + place].where(place < begun, 0)
+    own_copies = torch.eye(k, dtype=torch.bool, device=rows.device)[:, :, None] & (place < begun).unsqueeze(1)
+    prefix_lens = [kv_len // page * page for kv_len in batch.prefix_lens]
+    return branches, prefix_lens, copies.flatten(1), own_copies.flatten(2)
 
 
 def propose(

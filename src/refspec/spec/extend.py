@@ -25,18 +25,20 @@ from refspec.spec.draft import propose
 def extend_after_prefill(
     batch: RunningBatch, hidden_states: Tensor, slots: Tensor, draft_runner: ModelRunner, config: SpecConfig
 ) -> RunningBatch:
-    """One draft forward over the prompts of the requests that go on, on the target's hidden states of them.
+    """One draft forward over what the requests that go on have read, on the target's hidden states of it.
 
-    hidden_states (n, H), slots i64 (n): of all the batch's prompt tokens. Returns the batch of those requests.
+    hidden_states (n, H), slots i64 (n): of all tokens that the batch has read. Returns the batch of those requests.
     """
-    rows_of = torch.arange(len(slots), device=slots.device).split([len(r.prompt_ids) for r in batch.requests])
+    rows_of = torch.arange(len(slots), device=slots.device).split(batch.extend_lens)
     going_on = batch.going_on()
     index = torch.cat([slots[:0], *(rows_of[r] for r in going_on)])
     batch = batch.keep(going_on)
-    one_ahead = [token for r in batch.requests for token in r.prompt_ids[1:] + r.output_ids[:1]]
-    next_tokens = torch.tensor(one_ahead, dtype=torch.int64, device=slots.device)
-    q_lens = [len(r.prompt_ids) for r in batch.requests]
-    extend(batch, next_tokens, hidden_states[index], slots[index], q_lens, draft_runner, config, phase="prefill_draft")
+    # The last row is fed the first output token, or, where more of the prompt is to come, its next token.
+    read = zip(batch.requests, batch.extend_lens, strict=True)
+    one_ahead = [request.all_ids[request.kv_len - n + 1 : request.kv_len + 1] for request, n in read]
+    next_tokens = torch.tensor([token for ids in one_ahead for token in ids], dtype=torch.int64, device=slots.device)
+    hidden_states, slots, q_lens = hidden_states[index], slots[index], batch.extend_lens
+    extend(batch, next_tokens, hidden_states, slots, q_lens, draft_runner, config, phase="prefill_draft")
     return batch
 
 

@@ -36,7 +36,7 @@ def verify(
     """
     # region verify_tree
     b, n = len(batch), config.num_draft_tokens
-    out_slots = allocator.alloc(b * n)
+    out_slots = batch.alloc_up_to([config.tree_end(kv_len) for kv_len in batch.prefix_lens], allocator)
     out = target_runner.forward(
         ForwardBatch(
             input_ids=tree.draft_token,

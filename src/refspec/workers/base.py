@@ -5,7 +5,7 @@ who runs, and when; it does not know how many tokens a worker's step will bring.
 
 | mode   | what happens                                                                     |
 |--------|----------------------------------------------------------------------------------|
-| EXTEND | new requests: their prompts are read, each gets its first token                   |
+| EXTEND | requests read their prompts, or a part; who has read it all gets his first token |
 | DECODE | running requests: each gets its next token, or a block of them                    |
 | IDLE   | no requests here: the same phases with zero rows, for the sake of other ranks     |
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +45,9 @@ class Stats:
     committed_tokens: int = 0  # by rounds, bonus included; prefill's first tokens are not in it
     drafted_levels: int = 0  # num_steps for each request round
     candidates: int = 0  # that the draft came up with
+    retractions: int = 0  # requests that lost their slots to others, each time that one did
+    cached_tokens: int = 0  # that were found in the prefix cache, and not read again
+    evicted_tokens: int = 0  # that the prefix cache gave up
     forwards: Counter[str] = field(default_factory=Counter)  # target, draft, extend, prefill_target, prefill_draft
     launches: Counter[str] = field(default_factory=Counter)  # by operation of refspec.kernels
     slots_taken: Counter[str] = field(default_factory=Counter)  # by phase
@@ -103,6 +106,9 @@ class Stats:
             "request_rounds": self.request_rounds,
             "committed_tokens": self.committed_tokens,
             "candidates": self.candidates,
+            "retractions": self.retractions,
+            "cached_tokens": self.cached_tokens,
+            "evicted_tokens": self.evicted_tokens,
             "accept_length": self.accept_length,
             "accept_rate": self.accept_rate,
             "launches": dict(self.launches),
@@ -118,10 +124,13 @@ class Worker(ABC):
     def __init__(self, target: ModelRunner, allocator: SlotAllocator, stats: Stats) -> None:
         self.target, self.allocator, self.stats = target, allocator, stats
 
-    @property
+    reads_ahead: bool
+    """Is a row of its cache fed the token after its own, as an EAGLE draft's is? Then only those can share a row who
+    agree on that token too, and a finished request's newest rows are not written."""
+
     @abstractmethod
-    def slots_per_round(self) -> int:
-        """Slots that one request may need in a round, beside those of its committed tokens."""
+    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+        """The most free slots that a round takes at one time, if its requests have kv_lens committed tokens."""
 
     @abstractmethod
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
@@ -132,28 +141,33 @@ class Worker(ABC):
         """
 
     def prefill_target(self, batch: RunningBatch) -> tuple[ForwardOutput, torch.Tensor]:
-        """Read the prompts: take their slots, enter them in the request table, run the target over all of them.
+        """Read extend_lens tokens of each request: take their slots, enter them in the request table, run the target.
 
-        Every request gets its first output token. Returns the forward's output and the slots, i64 (n).
+        Who has read his whole prompt gets his first output token; who was retracted has one already, and keeps it: it
+        was the target's choice, and if it was drawn, a second draw would bend the law. Returns the forward's output and
+        the slots, i64 (n).
         """
-        prompts = [request.prompt_ids for request in batch.requests]
-        lens = [len(prompt) for prompt in prompts]
-        device = batch.rows.device
-        slots = self.allocator.alloc(sum(lens))
-        ends = batch.seq_lens + torch.tensor(lens, dtype=torch.int64, device=device)
-        assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, ends, slots)
-        flat_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64, device=device)
+        device, lens = batch.rows.device, batch.extend_lens
+        ends = [start + length for start, length in zip(batch.prefix_lens, lens, strict=True)]
+        slots = batch.alloc_up_to(ends, self.allocator)
+        ids = [request.read_ids[request.kv_len : end] for request, end in zip(batch.requests, ends, strict=True)]
+        flat_ids = torch.tensor([token for part in ids for token in part], dtype=torch.int64, device=device)
+        new_lens = torch.tensor(ends, dtype=torch.int64, device=device)
+        assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, new_lens, slots)
         last_rows = torch.tensor(lens, dtype=torch.int64, device=device).cumsum(0) - 1
         out = self.target.forward(
             causal_batch(flat_ids, slots, lens, batch.req_to_token, batch.rows, batch.prefix_lens),
             "prefill_target",
             last_rows,
         )
-        batch.seq_lens = ends
-        batch.bonus_tokens = batch.sampling.next_tokens(out.logits, greedy_choice(out.logits), batch.seq_lens)
-        for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
-            request.kv_len = len(request.prompt_ids)
-            append_tokens(request, [token])
+        batch.seq_lens = new_lens
+        chosen = batch.sampling.next_tokens(out.logits, greedy_choice(out.logits), batch.seq_lens)
+        for request, end, token in zip(batch.requests, ends, chosen.tolist(), strict=True):
+            request.kv_len = end
+            if not (request.unread_len or request.output_ids):
+                append_tokens(request, [token])
+        newest = [request.output_ids[-1] if request.output_ids else 0 for request in batch.requests]
+        batch.bonus_tokens = torch.tensor(newest, dtype=torch.int64, device=device)
         return out, slots
 
     @contextmanager

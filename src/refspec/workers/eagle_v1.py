@@ -12,6 +12,8 @@ Source: SGLang: python/sglang/srt/speculative/eagle_worker.py:EAGLEWorker.forwar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from refspec.config import SpecConfig
@@ -37,9 +39,13 @@ class EagleWorkerV1(Worker):
         super().__init__(target, allocator, stats)
         self.draft, self.config = draft, config
 
-    @property
-    def slots_per_round(self) -> int:
-        return self.config.slots_per_round
+    reads_ahead = True
+
+    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+        """The draft's slots are back before the tree's are taken, so it is the larger number of the two."""
+        drafts = self.allocator.slots_to_extend(kv_lens, [self.config.draft_end(kv_len) for kv_len in kv_lens])
+        trees = self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
+        return max(drafts, trees)
 
     # region forward_modes
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
@@ -67,7 +73,7 @@ class EagleWorkerV1(Worker):
         with self.phase("verify"):
             verified = verify(batch, tree, self.target, self.allocator, self.config)
         with self.phase("commit"):
-            done = commit(batch, verified, self.allocator)
+            done = commit(batch, verified, self.target, self.allocator, self.config)
         with self.phase("extend"):
             going_on = extend_after_verify(batch, verified, done, self.draft, self.config)
         if batch.requests:

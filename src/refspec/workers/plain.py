@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from refspec.contracts import ForwardBatch, ForwardMode
 from refspec.kernels import assign_req_to_token
 from refspec.requests.finish import append_tokens
@@ -13,7 +15,10 @@ from refspec.workers.base import Observer, Worker
 class PlainWorker(Worker):
     """The target alone. A round is one decode step."""
 
-    slots_per_round = 1
+    reads_ahead = False
+
+    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+        return self.allocator.slots_to_extend(kv_lens, [kv_len + 1 for kv_len in kv_lens])
 
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         if mode is ForwardMode.EXTEND:
@@ -27,7 +32,7 @@ class PlainWorker(Worker):
     def _decode(self, batch: RunningBatch) -> None:
         # region plain_step
         b = len(batch)
-        slots = self.allocator.alloc(b)
+        slots = batch.alloc_up_to([kv_len + 1 for kv_len in batch.prefix_lens], self.allocator)
         out = self.target.forward(
             ForwardBatch(
                 input_ids=batch.bonus_tokens,
