@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from refspec import SamplingParams
+from refspec import SamplingParams, SpecConfig
 from refspec.contracts import CommitOutput, VerifyOutput
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import Request, RunningBatch
@@ -51,7 +51,7 @@ class Scene:
         )
 
     def commit(self) -> CommitOutput:
-        return commit(self.batch, self.verified, self.allocator)
+        return commit(self.batch, self.verified, None, self.allocator, SpecConfig())  # type: ignore[arg-type]
 
     def slots_of(self, r: int, columns: list[int]) -> list[int]:
         return [int(self.out_slots[r * self.n + c]) for c in columns]

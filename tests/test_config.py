@@ -25,8 +25,8 @@ from refspec import SamplingParams, SpecConfig
         ({"num_draft_tokens": 1}, r"num_draft_tokens must be at least 2, got 1"),
         ({"num_draft_tokens": 0}, r"num_draft_tokens must be at least 2, got 0"),
         ({"num_draft_tokens": "8"}, r"num_draft_tokens must be a whole number, got '8'"),
-        ({"page_size": 16}, r"page_size is 16"),
-        ({"page_size": 0}, r"page_size is 0"),
+        ({"page_size": 0}, r"page_size must be at least 1, got 0"),
+        ({"page_size": 2.0}, r"page_size must be a whole number, got 2\.0"),
         ({"sampler": "gumbel"}, r"sampler is 'gumbel', it must be one of: target_only, rejection, block"),
         ({"sampler": None}, r"sampler is None"),
         ({"threshold_single": -0.1}, r"threshold_single must be from 0 to 1, got -0\.1"),
@@ -82,10 +82,20 @@ def test_TREE_03_candidates_are_counted_level_by_level(topk: int, steps: int) ->
     assert SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=2).num_candidates == candidates_of(topk, steps)
 
 
-@pytest.mark.parametrize(("n", "slots"), [(2, 12), (12, 12), (13, 13), (37, 37)])
-def test_a_round_needs_the_larger_of_the_drafts_slots_and_the_trees(n: int, slots: int) -> None:
-    """The draft's k·S = 12 are back before the tree's N are taken."""
-    assert SpecConfig(topk=4, num_steps=3, num_draft_tokens=n).slots_per_round == slots
+def test_PAGE_01_where_the_drafts_slots_end() -> None:
+    """Page 4, length 10, two branches of 3: each takes the partial page and one more, up to 24, 14 slots on."""
+    spec = SpecConfig(topk=2, num_steps=3, num_draft_tokens=7, page_size=4)
+    assert spec.draft_end(10) == 24
+    assert [spec.draft_end(length) for length in (8, 9, 11)] == [16, 16, 24]
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 40])
+def test_where_a_rounds_slots_end(length: int) -> None:
+    """With pages of one token, and with one branch, k·S behind the committed ones; the tree's N in any case."""
+    for topk, page_size in ((4, 1), (1, 1), (1, 16)):
+        spec = SpecConfig(topk=topk, num_steps=3, num_draft_tokens=4, page_size=page_size)
+        assert spec.draft_end(length) == length + topk * 3
+        assert spec.tree_end(length) == length + 4
 
 
 @pytest.mark.parametrize(

@@ -110,18 +110,15 @@ def test_batch_of_nobody() -> None:
     assert batch.going_on() == []
 
 
-@pytest.mark.parametrize(
-    ("prompt_len", "budget", "context", "most"), [(3, 5, 100, 7), (3, 1, 100, 3), (3, 500, 100, 99), (99, 5, 100, 99)]
-)
-def test_a_request_owns_slots_for_all_its_tokens_but_the_last(
-    prompt_len: int, budget: int, context: int, most: int
-) -> None:
-    request = Request(0, [1] * prompt_len, SamplingParams(max_new_tokens=budget), frozenset(), context)
-    assert request.max_kv_len == most
-
-
-def test_requests_are_told_apart_by_identity() -> None:
-    """Two of the same prompt are two."""
-    one, other = request_of(0), request_of(0)
-    assert one != other
-    assert other not in [one]
+def test_what_a_request_has_to_read() -> None:
+    """First its prompt; after a retraction its output too, but for the newest token, which is pending."""
+    request = Request(0, [1, 2, 3], SamplingParams(), frozenset(), 100)
+    assert (request.read_ids, request.unread_len) == ([1, 2, 3], 3)
+    request.kv_len = 2
+    assert request.unread_len == 1
+    request.kv_len, request.output_ids = 3, [7]
+    assert (request.read_ids, request.unread_len) == ([1, 2, 3], 0)
+    request.kv_len, request.output_ids = 5, [7, 8, 9]
+    assert (request.all_ids, request.unread_len) == ([1, 2, 3, 7, 8, 9], 0)
+    request.forget_slots()
+    assert (request.read_ids, request.unread_len) == ([1, 2, 3, 7, 8], 5)

@@ -1,4 +1,4 @@
-"""First come, first served; nobody runs who might not get to the end; nobody who left holds anything."""
+"""First come, first served; who is short of slots waits again; nobody who left holds anything."""
 
 from __future__ import annotations
 
@@ -38,15 +38,13 @@ def running(engine: Engine) -> list[int]:
     return [request.index for request in engine.scheduler.running.requests]
 
 
-def test_a_request_needs_its_tokens_but_the_last_and_a_rounds_own() -> None:
-    engine = engine_of()
-    assert engine.scheduler.slots_needed(request_of(engine)) == 4 + 8 - 1 + 7
-    plain = scripted_engine(random_logits(VOCAB), VOCAB, None)
-    assert plain.scheduler.slots_needed(request_of(plain)) == 4 + 8 - 1 + 1
+def test_a_request_needs_its_prompt_and_a_rounds_own_to_start() -> None:
+    assert engine_of().scheduler.slots_to_start(4) == 4 + 7
+    assert scripted_engine(random_logits(VOCAB), VOCAB, None).scheduler.slots_to_start(4) == 4 + 1
 
 
-@pytest.mark.parametrize(("slots", "admitted"), [(18, [0]), (35, [0]), (36, [0, 1]), (53, [0, 1]), (54, [0, 1, 2])])
-def test_as_many_are_admitted_as_can_all_get_to_the_end(slots: int, admitted: list[int]) -> None:
+@pytest.mark.parametrize(("slots", "admitted"), [(11, [0]), (21, [0]), (22, [0, 1]), (32, [0, 1]), (33, [0, 1, 2])])
+def test_as_many_are_admitted_as_can_read_their_prompts_and_have_a_round(slots: int, admitted: list[int]) -> None:
     engine = engine_of(kv_slots=slots)
     for index in range(3):
         engine.scheduler.add(request_of(engine, index))
@@ -65,8 +63,8 @@ def test_no_more_run_than_may() -> None:
 
 def test_a_small_request_does_not_overtake_a_large_one() -> None:
     engine = engine_of(kv_slots=50)
-    for index, budget in enumerate((8, 30, 1)):
-        engine.scheduler.add(request_of(engine, index, budget=budget))
+    for index, prompt_len in enumerate((8, 30, 1)):
+        engine.scheduler.add(request_of(engine, index, prompt_len, budget=1 if index == 2 else 8))
     engine.scheduler.step()
     assert running(engine) == [0]
     order = []
@@ -112,7 +110,8 @@ def test_all_get_to_the_end_in_a_pool_that_just_holds_the_largest(
     draft = ScriptedModel(agreeing_now_and_then(random_logits(VOCAB), random_logits(VOCAB, 5)), VOCAB)
     prompts = [[(i + p) % VOCAB for p in range(n)] for i, (n, _) in enumerate(sizes)]
     params = [SamplingParams(max_new_tokens=budget) for _, budget in sizes]
-    largest = max(n + budget - 1 for n, budget in sizes) + spec.slots_per_round
+    longest = max(n + budget - 1 for n, budget in sizes)
+    largest = max(spec.draft_end(longest), spec.tree_end(longest))
     engine = Engine(target, draft, spec, kv_slots=largest + surplus, max_running=max_running)
     generations, _ = generate_watched(engine, prompts, params)
     assert_same_output(Engine(target).generate(prompts, params), generations)

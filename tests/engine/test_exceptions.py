@@ -196,7 +196,8 @@ def test_stream_that_another_run_took_down_does_not_just_end() -> None:
 
 def test_failures_one_after_the_other_leak_nothing() -> None:
     """Many failures, each in another phase, in a pool with little room: a single lost slot would stop the engine."""
-    needed = max(len(p) + q.max_new_tokens - 1 for p, q in zip(PROMPTS, PARAMS, strict=True)) + SPEC.slots_per_round
+    longest = max(len(p) + q.max_new_tokens - 1 for p, q in zip(PROMPTS, PARAMS, strict=True))
+    needed = max(SPEC.draft_end(longest), SPEC.tree_end(longest))
     engine = engine_of(kv_slots=needed)
     for phase, fail in list(FAILURES.items()) * 2:
         with pytest.MonkeyPatch.context() as patch:
