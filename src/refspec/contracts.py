@@ -16,7 +16,7 @@ from torch import Tensor
 class ForwardMode(Enum):
     """What a worker is asked to do with a batch."""
 
-    EXTEND = "extend"  # new requests: prefill the target, then the draft on the target's hidden states
+    EXTEND = "extend"  # who has a prompt to read: the target reads it, then the draft, on the target's hidden states
     DECODE = "decode"  # one speculative round
     IDLE = "idle"  # no requests, but other ranks may have some: pass through every phase with zero rows
 

@@ -187,12 +187,12 @@ class Engine:
                 self.scheduler.abort(request)
         return [self.result(request) for request in requests]
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, index: int = STREAM_INDEX) -> Request:
         """Queue one prompt, at any time between two steps. `step` moves it, until it has a finish_reason.
 
-        Raises ValueError for what `generate` would refuse.
+        index: what traces call it. Raises ValueError for what `generate` would refuse.
         """
-        request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
+        request = self._request(index, prompt, params or SamplingParams())
         self.scheduler.add(request)
         return request
 

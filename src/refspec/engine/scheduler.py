@@ -19,7 +19,9 @@ requests a token at least. Tokens are never lost.
 
 Source: SGLang: python/sglang/srt/managers/scheduler.py:Scheduler.get_next_batch_to_run, schedule_policy.py:PrefillAdder
 and schedule_batch.py:ScheduleBatch.retract_decode @v0.5.5. There a running request counts with a share of the output it
-may still bring, which grows with every retraction; and a chunk follows a chunk, without a round between them.
+may still bring, which grows with every retraction; what a retracted one has written is not kept for it; and a chunk
+follows a chunk, without a round between them. Retracted is who has the least output, the longer prompt among equals;
+with speculation the last in the batch, since that could only be cut from behind.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ RetractionPolicy = Callable[[Request], tuple[int, ...]]
 RETRACTION_POLICIES: dict[str, RetractionPolicy] = {
     "newest": lambda request: (request.arrival,),
     "largest": lambda request: (request.kv_len - request.cached_len, request.arrival),  # gives most slots at once
-    # SGLang's: the least work is lost, so to speak; of equal ones the longer prompt goes.
     "least_output": lambda request: (-len(request.output_ids), len(request.prompt_ids), request.arrival),
 }
 
