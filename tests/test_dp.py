@@ -394,6 +394,27 @@ def test_no_rank_outlives_the_run(ending: str, tmp_path: Path) -> None:
     running.communicate(timeout=30)
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_no_rank_outlives_a_run_that_ends_while_it_starts(number: int, status: int, tmp_path: Path) -> None:
+    """The first start takes as long as torch takes to load. A rank of which nobody knew yet would wait for the others
+    for two minutes.
+    """
+    running = subprocess.Popen(
+        command("dp-demo"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(TMPDIR=str(tmp_path)),
+        text=True,
+        start_new_session=True,
+    )
+    process = psutil.Process(running.pid)
+    assert wait_for(lambda: len(process.children()) == 2, 60)  # one to fork from, and multiprocessing's tracker
+    time.sleep(0.5)  # somewhere in its import of torch
+    os.killpg(running.pid, number) if number == signal.SIGINT else running.send_signal(number)
+    out, err = running.communicate(timeout=30)  # to the end of both: whoever is left would hold them open
+    assert (running.returncode, out, err) == (status, "", "refspec: interrupted\n" if number == signal.SIGINT else "")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

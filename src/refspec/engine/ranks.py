@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -188,7 +189,7 @@ def _processes(jobs: list[_Job]) -> Iterator[tuple[list[BaseProcess], list[Conne
             pipes.append(ours)
             process = context.Process(target=_be_a_rank, args=(job, theirs), name=f"rank {job.rank}", daemon=True)
             processes.append(process)
-            with _without_ctrl_c():
+            with _signals_wait():
                 process.start()
             theirs.close()  # so that the pipe ends with the process
         yield processes, pipes
@@ -203,14 +204,27 @@ def _processes(jobs: list[_Job]) -> Iterator[tuple[list[BaseProcess], list[Conne
 
 
 @contextmanager
-def _without_ctrl_c() -> Iterator[None]:
-    """A process that is started inside never hears of Ctrl-C: this one does, afterwards, and ends it."""
+def _signals_wait() -> Iterator[None]:
+    """For a process to be started inside: it never hears of Ctrl-C. This one does, and of other signals, afterwards.
+
+    In the middle of a start, an exception would leave a process behind of which nobody knows.
+    """
     resource_tracker.ensure_running()  # else the first start starts it, and that lets SIGINT through again
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other hears of signals
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):
+                before[number] = signal.signal(number, lambda number, frame: came.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started inherits it
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 class _Watch:
