@@ -392,6 +392,11 @@ def test_a_prompt_file_is_one_prompt(content: bytes, prompt: str, models: list[s
         ("generate --prompt-file LONG", 1, "600 tokens, but the model's context is 512"),
         ("generate x --trace no/such/folder/t.json", 1, "cannot write the trace no/such/folder/t.json: No such file"),
         ("generate x --trace .", 1, "cannot write the trace .: it is a folder"),
+        (
+            "generate x --target no/seed/top_k",
+            1,
+            "no model folder at no/seed/top_k: ",
+        ),  # words of options, but the user's
         ("generate x --target no/such --trace no/such/t.json", 1, "the trace"),  # known before the models are loaded
         ("trace show no/such/file", 1, "no/such/file"),
         ("trace show BINARY", 1, "cannot read the trace"),

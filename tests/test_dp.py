@@ -422,6 +422,8 @@ def test_no_rank_outlives_a_run_that_ends_while_it_starts(number: int, status: i
         (["--requests", "4"], "--requests 4 is for 1 rank, there may be 2 to 8"),
         (["--requests", "1,-2"], "it must be a whole number for each rank, as in 0,1,5"),
         (["--requests", ""], "it must be a whole number for each rank"),
+        (["--requests", "1,1000"], "and below 1000"),
+        (["--requests", f"1,{'9' * 5000}"], "and below 1000"),
         (["--ranks", "1"], "--ranks"),
         (["--timeout", "0"], "--timeout is 0, it must be between 0.1 and 3600 seconds"),
         (["--timeout", "nan"], "--timeout is nan"),
@@ -474,3 +476,24 @@ def test_dp_demo_says_what_is_wrong(reports: list[RankReport], words: str, monke
     assert shown.status == 1
     assert words in " ".join(shown.out.split())
     assert [line for line in shown.out.splitlines() if line.startswith("rank ")][1:3] == ["rank 0  ..", "rank 1  PD"]
+
+
+@pytest.mark.parametrize(("size", "columns"), [(3, 40), (8, 80)])
+def test_the_table_of_the_ranks_fits(size: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [Step(EXTEND, (1,) * size), *[Step(DECODE, (1,) * size)] * 999]
+    monkeypatch.setattr(ranks, "run_ranks", lambda *_: [RankReport(DONE, {}, steps, 12999)] * size)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run("dp-demo", "--ranks", str(size)).out
+    assert "…" not in shown
+    table = {line[:15].strip(): line[15:].split() for line in shown.splitlines()}
+    assert table["same as alone"] == ["1"] * size
+    assert table["idle prefills"] == table["idle rounds"] == ["0"] * size
+    assert table["rounds"] == ["999"] * size
+    assert table["collectives"] == ["12999"] * size
+
+
+def test_slow_ranks_are_told_from_a_fault_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang = Hang(0.1, [Place(9, 3, 0, "agreement", "modes")] * 2, [False, False], [[], []])
+    monkeypatch.setattr(ranks, "run_ranks", lambda *_: hang)
+    assert "raise --timeout" in run("dp-demo", "--ranks", "2").out
+    assert "raise --timeout" not in run("dp-demo", "--ranks", "2", "--skip-idle").out

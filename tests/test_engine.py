@@ -179,6 +179,12 @@ def test_stream_refuses_its_prompt_when_it_is_asked_for_not_when_it_is_read(case
         assert part in message
 
 
+@pytest.mark.parametrize("params", [{"max_new_tokens": 3}, 5, [], [SamplingParams()]], ids=str)
+def test_stream_refuses_what_are_no_params(params: object) -> None:
+    message = refusal(lambda: small_engine().stream([1], params))  # type: ignore[arg-type]
+    assert message == f"params is {params!r}: give a SamplingParams"
+
+
 @pytest.mark.parametrize("bad", [VOCAB, 10**12])
 def test_stop_tokens_beyond_the_vocabulary(bad: int) -> None:
     engine = small_engine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -54,6 +55,7 @@ class SpecConfig:
                 f"give {self.num_candidates} candidates, so at most {self.num_candidates + 1} with the root"
             )
         require_int("page_size", self.page_size, at_least=1)
+        require_flag("exact_branch_kv", self.exact_branch_kv)
         if self.sampler not in SAMPLERS:
             raise ValueError(f"sampler is {self.sampler!r}, it must be one of: {', '.join(SAMPLERS)}")
         for name in ("threshold_single", "threshold_acc"):
@@ -139,8 +141,10 @@ class SamplingParams:
         for token in self.stop_token_ids:
             require_int("stop_token_ids", token, at_least=0)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            require_flag(name, getattr(self, name))
         require_number("temperature", self.temperature, 0, math.inf)
-        if self.temperature == math.inf:
+        if self.temperature > sys.float_info.max:  # inf, or a whole number that would become it
             raise ValueError("temperature is inf, it must be a finite number")
         require_int("top_k", self.top_k, at_least=0)
         require_number("top_p", self.top_p, 0, 1)
@@ -172,6 +176,12 @@ def require_int(name: str, value: object, at_least: int) -> None:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {value}")
+
+
+def require_flag(name: str, value: object) -> None:
+    """Raises ValueError, naming the field, unless value is a bool: any other text than "" would count as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def require_number(name: str, value: object, at_least: float, at_most: float) -> None:

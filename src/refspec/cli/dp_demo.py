@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -27,6 +28,16 @@ MOST_RANKS = 8
 MAX_RUNNING = 2  # on one rank: so some requests are still to be read when others decode
 SPEC = SpecConfig()
 LETTERS = {"extend": "P", "decode": "D"}
+TABLE = {  # what a line is called, and the key of its numbers
+    "requests": "requests",
+    "tokens": "tokens",
+    "same as alone": "same_outputs",
+    "prefills": "prefills",
+    "idle prefills": "idle_prefills",
+    "rounds": "rounds",
+    "idle rounds": "idle_rounds",
+    "collectives": "collectives",
+}
 
 
 def dp_demo(
@@ -110,8 +121,10 @@ def _requests_by_rank(ranks: int | None, requests: str | None) -> list[int]:
         defaults = [REQUESTS[rank % len(REQUESTS)] for rank in range(MOST_RANKS)]
         return defaults[: ranks or 3]
     parts = requests.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
-        raise UsageError(f"--requests is {requests!r}, it must be a whole number for each rank, as in 0,1,5")
+    if not all(re.fullmatch("[0-9]{1,3}", part.strip()) for part in parts):
+        raise UsageError(
+            f"--requests is {requests!r}, it must be a whole number for each rank, as in 0,1,5, and below 1000"
+        )
     counts = [int(part) for part in parts]
     if ranks is not None and len(counts) != ranks:
         raise UsageError(f"--requests {requests} is for {plural(len(counts), 'rank')}, --ranks says {ranks}")
@@ -165,19 +178,15 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         for line in report["hang"]["explanation"]:
             console.print(line)
         console.print("All were ended.")
+        if not report["skip_idle"]:
+            console.print("Here no rank stays away on purpose. If they were only slow, raise --timeout.")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("\nrank", "\nrequests", "\ntokens", "same\nas alone", "\nprefills", "\nidle", "\nrounds", "\nidle"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("\ncollectives", justify="right", no_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table.add_column("rank", style="dim")
     for row in report["ranks"]:
-        table.add_row(
-            str(row["rank"]),
-            str(row["requests"]),
-            str(row["tokens"]),
-            f"{row['same_outputs']} of {row['requests']}" if row["requests"] else "",
-            *(str(row[name]) for name in ("prefills", "idle_prefills", "rounds", "idle_rounds", "collectives")),
-        )
+        table.add_column(str(row["rank"]), justify="right", no_wrap=True)
+    for label, name in TABLE.items():
+        table.add_row(label, *(str(row[name]) for row in report["ranks"]))
     console.print(table)
     console.print()
     _show_steps(console, report)

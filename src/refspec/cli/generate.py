@@ -294,13 +294,17 @@ def announce_interpreter(backend: str, as_json: bool) -> None:
 
 @contextmanager
 def option_names(error_type: type[ValueError]) -> Iterator[None]:
-    """Errors of the library, in the command line's words."""
+    """Errors of the library, in the command line's words.
+
+    What stands in quotes is the user's own, and errors with a type of their own speak of files, not of options.
+    """
     try:
         yield
     except ValueError as error:
-        message = str(error)
-        for name, option in OPTIONS.items():
-            message = re.sub(rf"\b{name}\b", option, message)
+        if type(error) is not ValueError:
+            raise
+        words = r"(?<!\w)'[^']*'|\b(?:" + "|".join(OPTIONS) + r")\b"
+        message = re.sub(words, lambda found: OPTIONS.get(found[0], found[0]), str(error))
         raise error_type(message) from None
 
 

@@ -228,6 +228,8 @@ class Engine:
         What `generate` would refuse is refused with the same ValueError, at once and not at the first block.
         Other streams and `generate` may run in between. Raises RuntimeError if a failure of theirs ended this one.
         """
+        if params is not None and not isinstance(params, SamplingParams):
+            raise ValueError(f"params is {params!r}: give a SamplingParams")
         request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
         request.text = request.text or OutputText(self.decode)
         return self._stream(request)
