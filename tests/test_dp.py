@@ -25,9 +25,9 @@ from test_cli import command, environment, run
 
 from refspec import Engine, Generation, SamplingParams, SpecConfig
 from refspec.contracts import ForwardMode
-from refspec.engine import ranks
+from refspec.engine import dp, ranks
 from refspec.engine.compare import Difference
-from refspec.engine.dp import Gather, Peers, Place, SharedHead, Step, generate_in_step, in_step
+from refspec.engine.dp import Gather, LostPeers, Peers, Place, SharedHead, Step, generate_in_step, in_step
 from refspec.engine.ranks import Hang, RankFailed, RankReport, run_ranks
 from refspec.models.scripted import ScriptedModel
 
@@ -356,6 +356,12 @@ def test_a_rank_that_fails_ends_the_run(fault: str, words: str) -> None:
     assert time.monotonic() - started < 50  # it is told at once, not when the others' patience ends
     notes = "".join(getattr(failed.value, "__notes__", []))
     assert ("the script has a hole" in notes) is (fault == "raise")
+
+
+def test_a_rank_that_nobody_joins_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dp, "ALL_RANKS_START_SECONDS", 0.5)
+    with pytest.raises(LostPeers, match=r"not all ranks were there within 0\.5 s"), dp.connected(0, 2, tmp_path, 1):
+        pass
 
 
 @pytest.mark.usefixtures("nobody_left")

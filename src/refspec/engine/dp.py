@@ -267,13 +267,17 @@ def connected(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     _stay_on_this_machine()
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(str(folder / "rendezvous"), size),  # type: ignore[attr-defined] # torch's stubs lack it
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=ALL_RANKS_START_SECONDS),
-    )
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(folder / "rendezvous"), size),  # type: ignore[attr-defined] # torch's stubs lack it
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=ALL_RANKS_START_SECONDS),
+        )
+    except RuntimeError as error:
+        message = f"not all ranks were there within {ALL_RANKS_START_SECONDS:g} s"
+        raise LostPeers(f"{message} ({str(error).splitlines()[0]})") from error
     try:
         patience = timedelta(seconds=timeout)
         agreement = dist.new_group(backend="gloo", timeout=patience)

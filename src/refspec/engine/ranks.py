@@ -213,9 +213,9 @@ def _signals_wait() -> Iterator[None]:
     came: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # no other hears of signals
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if callable(signal.getsignal(number)):
-                before[number] = signal.signal(number, lambda number, frame: came.append(number))
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(each)):
+                before[each] = signal.signal(each, lambda number, frame: came.append(number))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is started inherits it
     try:
         yield
