@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -199,6 +199,24 @@ def test_a_rank_pauses_while_another_prefills() -> None:
     pause = sizes.index((EXTEND, (0, 1)))
     assert sizes[pause - 1] == (DECODE, (1, 1))
     assert sizes[pause + 1] == (DECODE, (1, 1))
+
+
+CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
+SAMPLERS = {"plain": None, "target_only": SPEC} | {s: replace(CHAIN, sampler=s) for s in ("rejection", "block")}
+
+
+@pytest.mark.parametrize("spec", SAMPLERS.values(), ids=SAMPLERS)
+def test_ranks_that_sample(spec: SpecConfig | None) -> None:
+    """Greedy requests on one rank, sampled ones on another, both on a third, none on a fourth."""
+    budgets = [[9, 4], [12, 7, 3], [6, 14], []]
+    params = [
+        [
+            SamplingParams(max_new_tokens=n, temperature=t, top_p=0.9, seed=n)
+            for n, t in zip(theirs, temperatures, strict=True)
+        ]
+        for theirs, temperatures in zip(budgets, ([0, 0], [1.0, 0.7, 30.0], [0, 1.0], []), strict=True)
+    ]
+    served(spec, prompts_of([2, 3, 2, 0]), params, max_running=2)
 
 
 def test_requests_that_come_later_are_served() -> None:

@@ -24,6 +24,7 @@ from builders import (
     assert_all_free,
     generate_watched,
     ragged_prompts,
+    random_head,
     random_llama,
     random_logits,
     scripted_engine,
@@ -233,6 +234,20 @@ def test_the_same_seed_over_real_attention(spec: SpecConfig) -> None:
     assert len({tuple(g.token_ids) for g in together}) == 3
     for prompt, param, generation in zip(prompts, params, together, strict=True):
         assert Engine(target, head, spec).generate([prompt], [param]) == [generation]
+
+
+@EACH_WAY
+def test_the_same_seed_over_a_llama_in_batches_of_any_company(spec: SpecConfig | None) -> None:
+    """In float64, where other matrix shapes do not round a law to another float32: alone, in pairs, in other rows."""
+    target = random_llama()
+    head = random_head(target) if spec else None
+    prompts = ragged_prompts(len(MIX), 9, target.config.vocab_size)
+    engine = Engine(target, head, spec)
+    together = engine.generate(prompts, MIX)
+    assert Engine(target, head, spec, max_running=2).generate(prompts, MIX) == together
+    for rows in ([5, 0], [4, 3, 2, 1], [2]):
+        some = engine.generate([prompts[r] for r in rows], [MIX[r] for r in rows])
+        assert some == [together[r] for r in rows]
 
 
 def test_plain_sampling_over_real_attention_follows_the_coins() -> None:
