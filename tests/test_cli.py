@@ -269,6 +269,8 @@ def test_a_seed_that_was_not_given_is_told(models: list[str]) -> None:
         (["--min-p", "nan"], "--min-p must be from 0 to 1, got nan"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--threshold-single", "2"], "--threshold-single must be from 0 to 1, got 2.0"),
+        (["--top-p", "0.9"], "--top-p without --temperature: it is for sampling"),
+        (["--seed", "0"], "--seed without --temperature"),
         (["--sampler", "block"], "it needs --topk=1 and --draft-tokens=--steps+1, got --topk=4, --steps=3"),
         (["--sampler", "block", "--algorithm", "none"], "--sampler with --algorithm none"),
     ],
@@ -279,6 +281,12 @@ def test_sampling_options_that_cannot_be(options: list[str], complaint: str, mod
     assert refused.status == 2
     assert complaint in refused.err
     assert refused.err.count("\n") == 1
+
+
+def test_filters_at_a_temperature_of_0_are_greedy(models: list[str]) -> None:
+    greedy = run("generate", "x", *models, "--json").json()["generations"]
+    filtered = ["--temperature", "0", "--top-p", "0.1", "--top-k", "3", "--min-p", "0.5", "--seed", "4"]
+    assert run("generate", "x", *models, *filtered, "--json").json()["generations"] == greedy
 
 
 def test_algorithm_none_decodes_plainly(models: list[str]) -> None:

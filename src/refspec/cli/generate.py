@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import accumulate, pairwise
@@ -214,6 +214,7 @@ def generate(
             min_p=min_p,
             seed=seed,
         )
+    _check_sampling_options(ctx)
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet = not shows_progress(as_json)
@@ -316,10 +317,26 @@ def _check_options(ctx: typer.Context, plain: bool, watch: bool, trace: Path | N
     if watch or trace:
         option = "--watch" if watch else "--trace"
         raise UsageError(f"{option} with --algorithm none: plain decoding has no rounds to show, leave one of them out")
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
-        if parameter.name in SPEC_OPTIONS and source and source.name == "COMMANDLINE":
-            raise UsageError(f"{parameter.opts[0]} with --algorithm none: it is for speculation, leave one of them out")
+    if given := _given(ctx, SPEC_OPTIONS):
+        raise UsageError(f"{given[0]} with --algorithm none: it is for speculation, leave one of them out")
+
+
+def _check_sampling_options(ctx: typer.Context) -> None:
+    """Nobody who asks for a filter means greedy decoding, unless it is asked for as well."""
+    given = _given(ctx, ("top_k", "top_p", "min_p", "seed"))
+    if given and not _given(ctx, ("temperature",)):
+        raise UsageError(f"{given[0]} without --temperature: it is for sampling, so give both (or --temperature 0)")
+
+
+def _given(ctx: typer.Context, names: Sequence[str]) -> list[str]:
+    """Those of the options that are on the command line, as they are written there."""
+    return [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name in names
+        and (source := ctx.get_parameter_source(parameter.name))
+        and source.name == "COMMANDLINE"
+    ]
 
 
 def _read_prompt(file: Path) -> str:

@@ -79,6 +79,7 @@ class Place:
     what: str  # what is gathered: "modes", "counts", "rows", "logits"
 
     def meets(self, other: Place) -> bool:
+        """Is it one collective that two ranks are at?"""
         return (self.step, self.forward, self.what) == (other.step, other.forward, other.what)
 
 
@@ -126,6 +127,7 @@ class Peers:
         return theirs
 
     def place(self, phase: str, what: str) -> Place:
+        """Where this rank is now, if that is what it gathers there."""
         return Place(self.collectives, self.step, self.forward, phase, what)
 
 

@@ -226,7 +226,9 @@ class Engine:
         """Decode one prompt, block by block. Closing the iterator ends the request.
 
         What `generate` would refuse is refused with the same ValueError, at once and not at the first block.
-        Other streams and `generate` may run in between. Raises RuntimeError if a failure of theirs ended this one.
+        The blocks' texts join to the one that `generate` gives, but for decoders that take a character back when bytes
+        that make up none follow it (byte fallback does). Other streams and `generate` may run in between. Raises
+        RuntimeError if a failure of theirs ended this one.
         """
         if params is not None and not isinstance(params, SamplingParams):
             raise ValueError(f"params is {params!r}: give a SamplingParams")
@@ -260,6 +262,7 @@ class Engine:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens left out; without a tokenizer the ids themselves, with spaces between."""
         if self.tokenizer is None:
             return " ".join(map(str, token_ids))
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -55,6 +55,8 @@ class BatchSampling:
 
     @staticmethod
     def of(params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> BatchSampling:
+        """Of requests with these params, and with these seeds: the params' own are not read, as they may be None."""
+
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
