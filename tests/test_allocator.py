@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from refspec.kernels import align_evict_mask_to_page_size
 from refspec.memory.allocator import AllocatorState, IntegrityError, OutOfSlots, SlotAllocator
@@ -134,18 +137,71 @@ def test_MEM_03_snapshot_of_a_pool_in_use() -> None:
     allocator.check([])
 
 
-def test_MEM_03_snapshot_shares_nothing_with_the_live_list() -> None:
+def test_MEM_03_snapshot_keeps_what_it_saw_whatever_comes_after() -> None:
+    """Pages freed after a restore must not take the place of those that a later snapshot saw."""
     allocator = SlotAllocator(4, CPU)
+    allocator.alloc(3)
+    early = allocator.backup_state()
+    allocator.free(slots(3, 1))
+    late = allocator.backup_state()
+    for _ in range(3):
+        allocator.restore_state(early)
+        assert allocator.free_slots.tolist() == [4]
+        allocator.free(slots(2))
+        assert late.free_pages.tolist() == [4, 3, 1]
+        allocator.restore_state(late)
+        assert allocator.free_slots.tolist() == [4, 3, 1]
+        allocator.check([("owner", slots(2))])
+    assert early.free_pages.tolist() == [4]
+
+
+def test_MEM_03_snapshot_outlives_its_queue() -> None:
+    """Many more pages are freed than there are: the free list has moved on, and comes back."""
+    allocator = SlotAllocator(4, CPU)
+    owned = allocator.alloc(1)
     state = allocator.backup_state()
-    allocator.free_pages[0] = 99
-    allocator.owned[1] = True
-    assert state.free_pages.tolist() == [1, 2, 3, 4]
+    for _ in range(20):
+        allocator.free(allocator.alloc(2))
+    allocator.free(owned)
     allocator.restore_state(state)
-    allocator.free_pages[0] = 99
-    allocator.owned[1] = True
-    allocator.restore_state(state)
-    assert allocator.free_pages.tolist() == [1, 2, 3, 4]
-    assert not allocator.owned.any()
+    assert allocator.free_slots.tolist() == [2, 3, 4]
+    allocator.check([("owner", slots(1))])
+    allocator.free(slots(1))
+    assert (state.free_pages.tolist(), allocator.free_slots.tolist()) == ([2, 3, 4], [2, 3, 4, 1])
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_no_call_touches_more_of_a_pool_than_it_is_about(page_size: int) -> None:
+    """Bytes that the operations of a round's calls write, in a small pool and in a thousand times as large a one."""
+
+    def written(size: int) -> int:
+        allocator = SlotAllocator(size, CPU, page_size)
+        kept = allocator.alloc(8)
+        allocator.free(allocator.alloc(16))
+        with CountedBytes() as counted:
+            for _ in range(2):
+                state = allocator.backup_state()
+                allocator.alloc(16)
+                allocator.restore_state(state)
+                allocator.free(allocator.alloc(8))
+        allocator.check([("owner", kept)])
+        return counted.total
+
+    assert 0 < written(128_000) == written(128)
+
+
+class CountedBytes(TorchDispatchMode):
+    """Inside, adds up the bytes of all tensors that operations return, views left out."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        for x in out if isinstance(out, tuple) else [out]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.total += x.nbytes
+        return out
 
 
 def test_counters_follow_taking_returning_and_restoring() -> None:
@@ -434,7 +490,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def make(self, size: int) -> None:
         self.allocator = SlotAllocator(size, CPU)
         self.free, self.owned = list(range(1, size + 1)), list[int]()
-        self.snapshot: tuple[AllocatorState, list[int], list[int]] | None = None
+        self.snapshots: list[tuple[AllocatorState, list[int], list[int]]] = []
 
     @rule(lens=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=3))
     def extend(self, lens: list[tuple[int, int]]) -> None:
@@ -475,13 +531,12 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule()
     def back_up(self) -> None:
-        self.snapshot = self.allocator.backup_state(), list(self.free), list(self.owned)
+        self.snapshots.append((self.allocator.backup_state(), list(self.free), list(self.owned)))
 
-    @precondition(lambda self: self.snapshot)
-    @rule()
-    def restore(self) -> None:
-        assert self.snapshot is not None
-        state, free, owned = self.snapshot
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        state, free, owned = data.draw(st.sampled_from(self.snapshots))
         self.allocator.restore_state(state)
         self.free, self.owned = list(free), list(owned)
 
@@ -492,6 +547,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.owned.nonzero().flatten().tolist() == sorted(self.owned)
         assert self.allocator.taken - self.allocator.returned == len(self.owned)
         self.allocator.check([("owner", slots(*self.owned))])
+        for state, free, _ in self.snapshots:
+            assert state.free_pages.tolist() == free
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase

@@ -10,7 +10,6 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -259,7 +258,7 @@ def pages_are_freed_once_for_each_slot(patch: Patch) -> None:
     def free(self: SlotAllocator, slots: torch.Tensor) -> None:
         original(self, slots)
         extra = len(slots) - len(torch.unique(slots // self.page_size))
-        self.free_pages = torch.cat([self.free_pages, self.free_pages[len(self.free_pages) - extra :]])
+        self._put(self.free_pages[len(self.free_pages) - extra :])
 
     patch.setattr(SlotAllocator, "free", free)
 
@@ -268,7 +267,8 @@ def rollback_to_the_wrong_order(patch: Patch) -> None:
     original = SlotAllocator.restore_state
 
     def restore_state(self: SlotAllocator, state: AllocatorState) -> None:
-        original(self, replace(state, free_pages=state.free_pages.sort(descending=True).values))
+        free = state.free_pages.sort(descending=True).values
+        original(self, AllocatorState(free, 0, len(free)))
 
     patch.setattr(SlotAllocator, "restore_state", restore_state)
 
@@ -277,7 +277,7 @@ def rollback_forgets_who_owns(patch: Patch) -> None:
     original = SlotAllocator.restore_state
 
     def restore_state(self: SlotAllocator, state: AllocatorState) -> None:
-        owned = self.owned
+        owned = self.owned.clone()
         original(self, state)
         self.owned = owned
 

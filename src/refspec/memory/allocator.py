@@ -34,16 +34,26 @@ class IntegrityError(AssertionError):
 
 @dataclass(frozen=True)
 class AllocatorState:
-    """A snapshot. It shares no memory with the live lists and can be restored any number of times."""
+    """A snapshot: which part of which queue the free pages were. It can be restored any number of times."""
 
-    free_pages: Tensor
-    owned: Tensor
+    queue: Tensor
+    first: int
+    end: int
+
+    @property
+    def free_pages(self) -> Tensor:
+        return self.queue[self.first : self.end]
 
 
 class SlotAllocator:
     """`size` slots behind the dummy page, first in, first out.
 
     available(), alloc(), taken and returned count slots, always those of whole pages.
+
+    What a call costs depends on how many slots it is about, not on how large the pool is: every round takes snapshots.
+    So the free pages are a part of a longer queue, in which pages are taken from the front, freed ones added at the end,
+    and nothing that was written is overwritten; then two numbers are a snapshot. A full queue is left for a new one,
+    which copies the free pages: once for as many freed pages as the pool has, at most.
     """
 
     def __init__(self, size: int, device: torch.device, page_size: int = 1) -> None:
@@ -53,9 +63,17 @@ class SlotAllocator:
             raise ValueError(f"a KV pool of {size} slots cannot be cut into pages of {page_size}")
         self.size, self.page_size = size, page_size
         pages = size // page_size
-        self.free_pages = torch.arange(1, pages + 1, device=device)  # i64, in the order they will be given out
+        self._queue = torch.zeros(2 * pages, dtype=torch.int64, device=device)
+        self._queue[:pages] = torch.arange(1, pages + 1, device=device)
+        self._first, self._end = 0, pages
+        self._written = pages  # entries from here on have never been a part of a snapshot
         self.owned = torch.zeros(pages + 1, dtype=torch.bool, device=device)  # by page
         self.taken = self.returned = 0  # slots, over the allocator's life
+
+    @property
+    def free_pages(self) -> Tensor:
+        """i64: in the order in which they will be given out."""
+        return self._queue[self._first : self._end]
 
     @property
     def free_slots(self) -> Tensor:
@@ -63,7 +81,7 @@ class SlotAllocator:
         return self._slots_of(self.free_pages)
 
     def available(self) -> int:
-        return len(self.free_pages) * self.page_size
+        return (self._end - self._first) * self.page_size
 
     def alloc(self, count: int) -> Tensor:
         """Take `count` slots, page by page: i64 (count).
@@ -121,26 +139,27 @@ class SlotAllocator:
             raise IntegrityError(
                 f"numbers that are no slots of this pool ({first} to {last}) are among {slots.tolist()}"
             )
-        pages = slots
-        if self.page_size > 1:
-            pages = torch.unique(slots // self.page_size)
-            if len(torch.unique(slots)) != len(slots):
-                raise IntegrityError(f"slots freed twice, among {slots.tolist()}")
-        owned_before = self.owned.clone()
-        self.owned[pages] = False
-        if int((owned_before ^ self.owned).sum()) != len(pages):
-            self.owned = owned_before
+        pages = slots if self.page_size == 1 else torch.unique(slots // self.page_size)
+        if len(torch.unique(slots)) != len(slots) or not bool(self.owned[pages].all()):
             raise IntegrityError(f"slots freed twice or never given out, among {slots.tolist()}")
-        self.free_pages = torch.cat([self.free_pages, pages])
+        self.owned[pages] = False
+        self._put(pages)
         self.returned += len(pages) * self.page_size
 
     def backup_state(self) -> AllocatorState:
-        return AllocatorState(self.free_pages.clone(), self.owned.clone())
+        return AllocatorState(self._queue, self._first, self._end)
 
     def restore_state(self, state: AllocatorState) -> None:
         """Back to what `backup_state` saw: the same slots free, in the same order."""
-        self.returned += (len(state.free_pages) - len(self.free_pages)) * self.page_size
-        self.free_pages, self.owned = state.free_pages.clone(), state.owned.clone()
+        self.returned += (state.end - state.first) * self.page_size - self.available()
+        if state.queue is self._queue and state.first <= self._first and state.end <= self._end:
+            self.owned[self._queue[state.end : self._end]] = True  # freed since then
+            self.owned[self._queue[state.first : min(self._first, state.end)]] = False  # taken since then
+        else:
+            self.owned[1:] = True
+            self.owned[state.free_pages] = False
+            self._written = len(state.queue)  # what else has been written there is not known here
+        self._queue, self._first, self._end = state.queue, state.first, state.end
 
     def check(self, owners: Iterable[tuple[str, Tensor]]) -> None:
         """Every page is free or owned by one of `owners` (name, slots); no slot comes twice; page 0 is nobody's.
@@ -174,14 +193,25 @@ class SlotAllocator:
             raise IntegrityError(f"slots are free and count as owned, among {self.free_slots.tolist()}")
 
     def _take(self, pages: int) -> Tensor:
-        if pages > len(self.free_pages):
+        if pages > self._end - self._first:
             raise OutOfSlots(
                 f"{pages * self.page_size} KV slots are needed, {self.available()} of {self.size} are free"
             )
-        taken, self.free_pages = self.free_pages[:pages], self.free_pages[pages:]
+        taken = self.free_pages[:pages]
+        self._first += pages
         self.owned[taken] = True
         self.taken += pages * self.page_size
         return taken
+
+    def _put(self, pages: Tensor) -> None:
+        """Add pages at the end of the queue; in a new one if this one is full, or has later entries of a time undone."""
+        if self._end < self._written or self._end + len(pages) > len(self._queue):
+            free = self.free_pages
+            self._queue = torch.cat([free, free.new_zeros(2 * (len(self.owned) - 1) - len(free))])
+            self._first, self._end = 0, len(free)
+        self._queue[self._end : self._end + len(pages)] = pages
+        self._end += len(pages)
+        self._written = self._end
 
     def _slots_of(self, pages: Tensor) -> Tensor:
         if self.page_size == 1:
