@@ -7,10 +7,12 @@ left is the engine's own: its Python, and the operations on tensors that it call
 only queued, so it is the host's time that counts. A round waits for the device a few times, and the stand-ins see to it
 that there is little to wait for.
 
-Each combination of a context and a batch has an engine of its own, with a KV pool and a request table that are just
-large enough: what grows with the pool grows with the context too. The prompts are read in one step. Then, again and
-again, each engine takes one round, in an order that is drawn anew every time: a machine whose speed drifts does so for
-all of them. Figures are medians over these turns, and a ratio is the median of the turns' ratios.
+Each combination of a context and a batch has an engine of its own, with a KV pool twice as large as its requests need:
+what grows with the slots that are taken or free grows with the context here. The prompts are read in one step; at all
+contexts they end alike, so that the same rounds follow. Then, again and again, each engine takes one round, in an order
+that is drawn anew every time: a machine whose speed drifts does so for all of them. Each part of a round is given by
+its median over these turns, and the round by the sum of its parts: on a busy machine most rounds are interrupted
+somewhere, but few of them in the same part.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from torch import Tensor
 from refspec.config import SamplingParams, SpecConfig
 from refspec.contracts import ForwardBatch, ForwardOutput
 from refspec.engine.engine import Engine, resolve_device
+from refspec.kernels.backend import resolve_backend
 from refspec.memory.kv_pool import KVLayout
 from refspec.models.scripted import ScriptedConfig
 from refspec.runtime.runner import ModelRunner, ServedModel
@@ -43,13 +46,16 @@ PAGE_SIZES = (1, 16)
 SHAPES = (None, (1, 5, 6), (4, 3, 16))  # plain decoding, and (k, S, N): a chain, a tree
 TURNS = 25
 WARM_UP = 3  # turns that do not count
+MAX_RUNNING = 64
 VOCAB_SIZE = 64
 
-# The phase of a round that a forward belongs to, by what the forward is counted as; plain decoding has one phase.
+# The phase of a round that a forward belongs to, by what the forward is counted as.
 PHASES = {"draft": "draft", "target": "verify", "extend": "extend"}
+PLAIN_PHASES = {"target": "decode"}
 SCHEDULER = "scheduler"  # what a step does outside its phases
 
 Progress = Callable[[int, int], None]
+TimedRound = tuple[dict[str, float], float]  # milliseconds of each part outside the forwards, and of the forwards
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,14 @@ class Cell:
 
     context: int  # committed tokens of each request in the first turn
     batch: int
-    milliseconds: float  # of a round, outside the forwards
-    by_phase: dict[str, float]  # the same, in parts
+    milliseconds: float  # of a round, outside the forwards: the sum of its parts
+    by_phase: dict[str, float]
     forwards: float  # milliseconds of a round inside them, which are taken off
+
+    @staticmethod
+    def of(context: int, batch: int, timed: Sequence[TimedRound]) -> Cell:
+        by_phase = {phase: median(parts[phase] for parts, _ in timed) for phase in timed[0][0]}
+        return Cell(context, batch, sum(by_phase.values()), by_phase, median(inside for _, inside in timed))
 
 
 @dataclass(frozen=True)
@@ -79,23 +90,25 @@ class Series:
 class StandIn:
     """A model that knows two continuations of every id, and holds one to be likelier. It reads no cache.
 
-    The draft takes t to be followed by t + 1. So does the target, but for every fourth id, after which it takes the
-    draft's second choice: drafts are accepted in part, and not alike for all requests of a batch.
+    The draft takes t to be followed by t + 1, or else by t + 2. For three ids of eight the target does not agree: twice
+    it takes the second of these, once neither. So chains and trees are accepted in part, and not alike for all requests
+    of a batch.
     """
 
     def __init__(self, is_draft: bool, max_context: int, device: torch.device) -> None:
         self.config = ScriptedConfig(VOCAB_SIZE, max_context, eos_token_ids=())
         self.kv_layout = KVLayout(num_layers=1, kv_heads=1, head_dim=1, dtype=torch.float32)
         ids = torch.arange(VOCAB_SIZE, device=device)
-        swapped = torch.zeros_like(ids) if is_draft else (ids % 4 == 3).long()
+        steps = torch.ones_like(ids)
+        if not is_draft:
+            steps[ids % 4 == 3] = 2
+            steps[ids % 8 == 5] = 9
         answers = torch.zeros(VOCAB_SIZE, VOCAB_SIZE, device=device)
-        answers[ids, (ids + 1 + swapped) % VOCAB_SIZE] = 4.0
-        answers[ids, (ids + 2 - swapped) % VOCAB_SIZE] = 3.0
+        answers[ids, (ids + 2) % VOCAB_SIZE] = 3.0
+        answers[ids, (ids + steps) % VOCAB_SIZE] = 4.0
         self.states = torch.cat([ids[:, None], answers], dim=1)
 
-    def __call__(
-        self, input_ids: Tensor, positions: Tensor, attend: object, hidden_states: Tensor | None
-    ) -> Tensor:
+    def __call__(self, input_ids: Tensor, positions: Tensor, attend: object, hidden_states: Tensor | None) -> Tensor:
         return self.states[input_ids]
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -121,7 +134,7 @@ class TimedRunner(ModelRunner):
 
 
 class EngineOfStandIns(Engine):
-    """`batch` requests of `context` tokens, with room for so many rounds, and hardly more."""
+    """`batch` requests of `context` tokens, with room for so many rounds, and as much again."""
 
     def __init__(
         self,
@@ -143,8 +156,8 @@ class EngineOfStandIns(Engine):
             spec,
             device,
             backend=backend,
-            kv_slots=batch * (slots // page_size + 1) * page_size,
-            max_running=batch,
+            kv_slots=2 * batch * (slots // page_size + 1) * page_size,
+            max_running=max(MAX_RUNNING, batch),
             page_size=page_size,
         )
 
@@ -156,31 +169,26 @@ class EngineOfStandIns(Engine):
 
     def begin(self, context: int, batch: int) -> None:
         """Let the requests read their prompts; from now on every step is a round of all of them."""
-        draw = random.Random(context * batch)
-        for _ in range(batch):
-            prompt = draw.choices(range(VOCAB_SIZE), k=context)
-            self.add_request(prompt, SamplingParams(self.max_new_tokens))
+        for r in range(batch):
+            backwards = random.Random(r).choices(range(VOCAB_SIZE), k=context)
+            self.add_request(backwards[::-1], SamplingParams(self.max_new_tokens))
         self.step()
         assert len(self.scheduler.running) == batch, "the pool was made too small"
 
-    def timed_round(self) -> tuple[dict[str, float], float]:
-        """Take one round. Returns the milliseconds of its parts outside the forwards, and those of the forwards."""
+    def timed_round(self) -> TimedRound:
+        """Take one round of the requests that have begun."""
         phases = self.stats.seconds.copy()
         forwards = [runner.seconds.copy() for runner in self.runners]
         started = time.perf_counter()
         self.step()
-        parts = {SCHEDULER: time.perf_counter() - started}
-        for phase, seconds in self.stats.seconds.items():
-            if phase != "prefill":
-                parts[phase] = seconds - phases[phase]
-                parts[SCHEDULER] -= parts[phase]
+        took = time.perf_counter() - started
+        parts = {name: seconds - phases[name] for name, seconds in self.stats.seconds.items() if name != "prefill"}
+        parts[SCHEDULER] = took - sum(parts.values())
         inside = 0.0
-        for runner, before in zip(self.runners, forwards, strict=True):
-            for name, seconds in runner.seconds.items():
-                phase = PHASES.get(name, name) if self.spec else "decode"
-                if phase in parts:
-                    parts[phase] -= seconds - before[name]
-                    inside += seconds - before[name]
+        for name, phase in (PHASES if self.spec else PLAIN_PHASES).items():
+            for runner, before in zip(self.runners, forwards, strict=True):
+                parts[phase] -= runner.seconds[name] - before[name]
+                inside += runner.seconds[name] - before[name]
         return {phase: 1e3 * seconds for phase, seconds in parts.items()}, 1e3 * inside
 
 
@@ -199,23 +207,19 @@ def bench_host_overhead(
     Raises ValueError for a device or backend that cannot be used.
     """
     place = resolve_device(device)
-    series = [
-        measure_series(
-            contexts,
-            batches,
-            None if shape is None else SpecConfig("eagle", *shape, page_size=page_size),
-            page_size,
-            turns,
-            place,
-            backend,
-            lambda turn, i=i: progress(i * (WARM_UP + turns) + turn, len(shapes) * len(page_sizes) * (WARM_UP + turns)),
-        )
-        for i, (shape, page_size) in enumerate(product(shapes, page_sizes))
-    ]
+    ways = list(product(shapes, page_sizes))
+    series: list[Series] = []
+
+    def tell(turn: int) -> None:
+        progress(len(series) * (WARM_UP + turns) + turn, len(ways) * (WARM_UP + turns))
+
+    for shape, page_size in ways:
+        spec = SpecConfig("eagle", *shape, page_size=page_size) if shape else None
+        series.append(measure_series(contexts, batches, spec, page_size, turns, place, backend, tell))
     return {
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "backend": backend,
+        "backend": resolve_backend(backend, place),
         "torch": torch.__version__,
         "turns": turns,
         "series": [asdict(one) for one in series],
@@ -237,41 +241,30 @@ def measure_series(
     for context, batch in product(contexts, batches):
         engines[context, batch] = EngineOfStandIns(context, batch, WARM_UP + turns, spec, page_size, device, backend)
         engines[context, batch].begin(context, batch)
-    rounds: dict[tuple[int, int], list[tuple[dict[str, float], float]]] = {cell: [] for cell in engines}
+    rounds: dict[tuple[int, int], list[TimedRound]] = {place: [] for place in engines}
     order, shuffle = list(engines), random.Random(0).shuffle
     with no_garbage_collection():
         for turn in range(-WARM_UP, turns):
             shuffle(order)
-            for cell in order:
-                timed = engines[cell].timed_round()
+            for place in order:
+                timed = engines[place].timed_round()
                 if turn >= 0:
-                    rounds[cell].append(timed)
+                    rounds[place].append(timed)
             progress(turn + WARM_UP + 1)
 
-    costs = {cell: [sum(parts.values()) for parts, _ in timed] for cell, timed in rounds.items()}
+    cells = {place: Cell.of(*place, timed) for place, timed in rounds.items()}
 
-    def ratio(cell: tuple[int, int], other: tuple[int, int]) -> float:
-        return median(a / b for a, b in zip(costs[cell], costs[other], strict=True))
+    def ratio(place: tuple[int, int], other: tuple[int, int]) -> float:
+        return cells[place].milliseconds / cells[other].milliseconds
 
     return Series(
-        name=f"eagle k{spec.topk} S{spec.num_steps} N{spec.num_draft_tokens}" if spec else "plain",
+        name=f"k{spec.topk} S{spec.num_steps} N{spec.num_draft_tokens}" if spec else "plain",
         config={name: getattr(spec, name) for name in ("topk", "num_steps", "num_draft_tokens")} if spec else None,
         page_size=page_size,
-        cells=[
-            Cell(
-                *cell,
-                milliseconds=median(costs[cell]),
-                by_phase={phase: median(parts[phase] for parts, _ in timed) for phase in timed[0][0]},
-                forwards=median(inside for _, inside in timed),
-            )
-            for cell, timed in rounds.items()
-        ],
+        cells=list(cells.values()),
         context_ratios={b: ratio((contexts[-1], b), (contexts[0], b)) for b in batches},
         batch_ratios={c: ratio((c, batches[-1]), (c, batches[0])) for c in contexts},
-        steepest={
-            c: max((ratio((c, more), (c, b)) * b / more for b, more in pairwise(batches)), default=1.0)
-            for c in contexts
-        },
+        steepest={c: max(ratio((c, more), (c, b)) * b / more for b, more in pairwise(batches)) for c in contexts},
     )
 
 

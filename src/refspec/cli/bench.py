@@ -10,9 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from refspec.cli.bench_host_overhead import host_overhead
 from refspec.cli.bench_kernels import kernels
-from refspec.cli.command_line import CommandLine, shows_progress
+from refspec.cli.command_line import CommandLine, UsageError, shows_progress
 from refspec.cli.generate import BACKENDS, announce_interpreter, one_of
+
+# Those of `engine` that mean something with --host-overhead, and itself.
+OVERHEAD_OPTIONS = ("overhead", "device", "backend", "threads", "as_json")
 
 bench_app = typer.Typer(cls=CommandLine, rich_markup_mode=None)
 bench_app.command()(kernels)
@@ -25,6 +29,7 @@ def _group() -> None:
 
 @bench_app.command()
 def engine(
+    ctx: typer.Context,
     max_new_tokens: Annotated[int, typer.Option(help="tokens for each prompt")] = 128,
     prompts: Annotated[int, typer.Option(min=1, max=40, help="how many of the built-in prompts")] = 40,
     target: Annotated[str, typer.Option(help="shipped name or model folder")] = "tiny",
@@ -37,6 +42,9 @@ def engine(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch")] = None,
     exact_branch_kv: Annotated[bool, typer.Option(help="draft branches attend their true ancestors")] = False,
     vs_hf: Annotated[bool, typer.Option(help="also run transformers' generate on the same weights")] = False,
+    overhead: Annotated[
+        bool, typer.Option("--host-overhead", help="instead: rounds outside the forwards, by context and batch")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
     """Plain decoding against EAGLE at several (k, S, N), prompt by prompt."""
@@ -45,9 +53,14 @@ def engine(
     from refspec.bench.engine import bench_engine
     from refspec.bench.prompts import load_prompts
 
+    if overhead:
+        _check_overhead_options(ctx)
     if threads is not None:
         torch.set_num_threads(threads)
     announce_interpreter(backend, as_json)
+    if overhead:
+        host_overhead(device, backend, as_json)
+        return
     with Progress(console=Console(stderr=True), transient=True, disable=not shows_progress(as_json)) as bar:
         task = bar.add_task("bench", total=None)
         report = bench_engine(
@@ -68,6 +81,15 @@ def engine(
         _show(report)
     if any(contestant["faults"] for contestant in report["contestants"]):
         raise typer.Exit(1)
+
+
+def _check_overhead_options(ctx: typer.Context) -> None:
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if source and source.name == "COMMANDLINE" and parameter.name not in OVERHEAD_OPTIONS:
+            raise UsageError(
+                f"{parameter.opts[0]} with --host-overhead, which runs stand-ins for the models: leave one of them out"
+            )
 
 
 def _show(report: dict[str, Any]) -> None:

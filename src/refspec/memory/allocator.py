@@ -51,9 +51,9 @@ class SlotAllocator:
     available(), alloc(), taken and returned count slots, always those of whole pages.
 
     What a call costs depends on how many slots it is about, not on how large the pool is: every round takes snapshots.
-    So the free pages are a part of a longer queue, in which pages are taken from the front, freed ones added at the end,
-    and nothing that was written is overwritten; then two numbers are a snapshot. A full queue is left for a new one,
-    which copies the free pages: once for as many freed pages as the pool has, at most.
+    So the free pages are a part of a longer queue: pages are taken from its front, freed ones are added at its end, and
+    nothing that was written is overwritten. Then two numbers are a snapshot. A full queue is left for a new one, which
+    copies the free pages: once for as many freed pages as the pool has, at most.
     """
 
     def __init__(self, size: int, device: torch.device, page_size: int = 1) -> None:
@@ -204,7 +204,7 @@ class SlotAllocator:
         return taken
 
     def _put(self, pages: Tensor) -> None:
-        """Add pages at the end of the queue; in a new one if this one is full, or has later entries of a time undone."""
+        """Add pages at the end of the queue; in a new one if it is full, or if a restore has left entries there."""
         if self._end < self._written or self._end + len(pages) > len(self._queue):
             free = self.free_pages
             self._queue = torch.cat([free, free.new_zeros(2 * (len(self.owned) - 1) - len(free))])
