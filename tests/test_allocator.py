@@ -552,4 +552,4 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
-TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=25)
+TestAllocatorMachine.settings = settings(max_examples=300, stateful_step_count=40)

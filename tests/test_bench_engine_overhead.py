@@ -1,4 +1,4 @@
-"""The cost of a round outside the forwards: it does not grow with the context, and the measure would see it if it did."""
+"""The cost of a round outside the forwards does not grow with the context; and the measure would see it if it did."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_command_prints_one_json_document(monkeypatch: pytest.MonkeyPatch) -> No
 def test_command_refuses_what_would_have_no_effect(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, *option.split())
     assert result.exit_code == 2
-    assert option.split()[0] in result.stderr and "--host-overhead" in result.stderr
+    assert f"{option.split()[0]} with --host-overhead" in result.stderr
 
 
 def test_tables_of_the_full_measurement_fit_into_80_columns(
@@ -245,4 +245,4 @@ def test_tables_of_the_full_measurement_fit_into_80_columns(
     assert out.count(" 88.88 ") == len(cells)
     assert out.count(" 77.77 ") == 2 * len(phases)
     rows = [line for line in out.splitlines() if "77.77" in line]
-    assert len(rows) == 2 and all("k4 S3 N16, page 16" in row for row in rows)  # no cell takes two lines
+    assert ["k4 S3 N16, page 16" in row for row in rows] == [True, True]  # no cell takes two lines
