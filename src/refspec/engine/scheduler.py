@@ -71,6 +71,7 @@ class Scheduler:
         self.running = RunningBatch.of([], table.req_to_token)
         self.chunked: Request | None = None  # has read a part of its prompt
         self.round_is_due = False  # before the next chunk
+        self.refused: Request | None = None  # found no room; is not asked again before something is released
         self.in_step = False
         self.arrivals = count()
 
@@ -173,7 +174,7 @@ class Scheduler:
             left -= lens[0]
         while self.waiting and left and len(self.running) + len(requests) < self.max_running:
             request = self.waiting[0]
-            if not self._admit(request, requests):
+            if request is self.refused or not self._admit(request, requests):
                 break
             del self.waiting[0]
             requests.append(request)
@@ -202,7 +203,9 @@ class Scheduler:
         if self.cache and node:
             self.cache.dec_lock_ref(node)
         request.forget_slots()
-        if not (admitted or self._holders()):
+        if admitted or self._holders():
+            self.refused = request
+        else:
             self.waiting.remove(request)
             self._end(request, "out_of_slots")
         return False
@@ -289,6 +292,7 @@ class Scheduler:
         """Give a request's row and slots back; what it has written goes to the prefix cache."""
         if not request.row:
             return
+        self.refused = None
         slots, end = self._slots_of(request), request.cached_len
         if self.cache:
             assert request.cache_node is not None
@@ -305,6 +309,7 @@ class Scheduler:
         if not self.cache:
             return
         assert request.cache_node is not None
+        self.refused = None  # it may find this now
         slots = self._slots_of(request)
         had, end = self._insert(request, slots)
         if end > request.cached_len:
