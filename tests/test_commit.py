@@ -48,6 +48,7 @@ class Scene:
                 dtype=torch.int32,
             ).view(-1, steps + 1),
             accept_token_num=torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32),
+            logits=torch.zeros(len(predict), 1),
         )
 
     def commit(self) -> CommitOutput:

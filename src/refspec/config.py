@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALGORITHMS = ("eagle",)
 SAMPLERS = ("target_only", "rejection", "block")
@@ -29,6 +33,9 @@ class SpecConfig:
     threshold_single, threshold_acc: of target_only. Below 1, drafts are accepted more easily, and the output no longer
         has the target's law: any of at least probability threshold_single, and all as if 1 / threshold_acc times as
         likely. What has probability 0 is never accepted.
+    exact_penalties: count, for the penalties of SamplingParams at a node of the tree, the drafts on the path to it, as
+        if they had been decoded one by one. False is SGLang's relaxation: within a block nothing new is counted, and
+        the output is another than plain decoding's where a block repeats a token.
 
     Raises ValueError, naming the field and the numbers, for a combination that cannot work.
     """
@@ -42,6 +49,7 @@ class SpecConfig:
     sampler: str = "target_only"
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
+    exact_penalties: bool = True
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -55,7 +63,8 @@ class SpecConfig:
                 f"give {self.num_candidates} candidates, so at most {self.num_candidates + 1} with the root"
             )
         require_int("page_size", self.page_size, at_least=1)
-        require_flag("exact_branch_kv", self.exact_branch_kv)
+        for name in ("exact_branch_kv", "exact_penalties"):
+            require_flag(name, getattr(self, name))
         if self.sampler not in SAMPLERS:
             raise ValueError(f"sampler is {self.sampler!r}, it must be one of: {', '.join(SAMPLERS)}")
         for name in ("threshold_single", "threshold_acc"):
@@ -102,6 +111,34 @@ class SpecConfig:
         return seq_len + self.num_draft_tokens
 
 
+class Matcher(Protocol):
+    """Where one request's output stands in a grammar: the state of an automaton that tokens move.
+
+    The engine asks for the tokens that may come next, at the output's end and along the drafts after it, and moves the
+    matcher to and fro for that. Between two steps of the engine its state is that of the output, and nothing else.
+    """
+
+    @property
+    def finished(self) -> bool:
+        """Is the output complete, so that nothing can follow? Then the request ends, and is asked nothing more."""
+
+    def allow(self, row: Tensor) -> None:
+        """row: bool (V) on the CPU, all False. Set to True the ids that may come next."""
+
+    def accept(self, token: int) -> bool:
+        """Move on by one token. False for one that may not come next: then nothing has changed."""
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+
+
+class Grammar(Protocol):
+    """What outputs may look like. It has no state of its own: any number of requests can be given the same one."""
+
+    def matcher(self) -> Matcher:
+        """A new matcher, at the start of an output."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """What one request asks for. Decoding is greedy unless a temperature is given.
@@ -113,10 +150,21 @@ class SamplingParams:
         token_ids, the text is cut before the stop string. The rules are those of refspec.requests.finish.
     include_stop_str_in_output: cut the text behind the stop string instead. Named as in vLLM; SGLang's no_stop_trim
         would promise too much, since there it decides about stop tokens as well, and here ids are never trimmed.
-    temperature: divides the logits before the softmax; 0 takes the likeliest token, and the rest below has no effect.
+    temperature: divides the logits before the softmax; 0 takes the likeliest token, and then top_k, top_p, min_p and
+        seed have no effect.
     top_k: sample among so many of the likeliest tokens; 0: among all.
     top_p: sample among the fewest likeliest tokens that have this probability together.
     min_p: sample among the tokens that are at least this share as likely as the likeliest.
+    repetition_penalty: divides the logit of each token that the output holds, where it is positive, and multiplies it
+        where it is negative; 1 changes nothing.
+    frequency_penalty: taken off the logit of a token once for each time that the output holds it.
+    presence_penalty: taken off the logit of each token that the output holds. What "holds", and the order of these
+        four, is defined in refspec.requests.logit_rules.
+    logit_bias: token id -> what is added to its logit, from -100 to 100.
+    grammar: what the output may look like. The request ends with finish_reason "stop" when its output is complete.
+        refspec.requests.json_grammar makes one from a JSON schema.
+    logprobs: give the log-probability of each output token, and of so many of the likeliest ones in its place. They
+        are the model's own, before anything that is set here (refspec.requests.logprobs). None: give none.
     seed: what the request's coins are made of. The same seed gives the same output for the same prompt, settings and
         models, whoever else is in the batch (but for rounding, where models compute below float64). None: the engine
         picks one.
@@ -131,6 +179,12 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    grammar: Grammar | None = None
+    logprobs: int | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -151,10 +205,29 @@ class SamplingParams:
         if self.top_p == 0:
             raise ValueError("top_p is 0, which leaves no token: it must be above 0 (temperature=0 decodes greedily)")
         require_number("min_p", self.min_p, 0, 1)
+        # As in SGLang, but for the lower bound of the first: dividing by less could make a logit infinite.
+        require_number("repetition_penalty", self.repetition_penalty, 0.01, 2)
+        require_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        require_number("presence_penalty", self.presence_penalty, -2, 2)
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        if self.grammar is not None and not callable(getattr(self.grammar, "matcher", None)):
+            raise ValueError(f"grammar is {self.grammar!r}, it must have a method matcher(), or be None")
+        if self.logprobs is not None:
+            require_int("logprobs", self.logprobs, at_least=0)
         if self.seed is not None:
             require_int("seed", self.seed, at_least=0)
             if self.seed >= 2**63:
                 raise ValueError(f"seed is {self.seed}, it must be below 9223372036854775808")
+
+
+def _logit_bias(given: object) -> dict[int, float]:
+    """A copy: who made the params may go on to change the original."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"logit_bias must map token ids to numbers, got {given!r}")
+    for token, bias in given.items():
+        require_int("an id of logit_bias", token, at_least=0)
+        require_number(f"logit_bias of id {token}", bias, -100, 100)
+    return dict(given)
 
 
 def _stop_strings(given: object) -> tuple[str, ...]:

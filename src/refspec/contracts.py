@@ -98,6 +98,7 @@ class VerifyOutput:
     predict: Tensor  # i32 (b*N) its choice at every accepted node, 0 elsewhere
     accept_index: Tensor  # i32 (b, D) global rows of the accepted path, root first, -1 padded
     accept_token_num: Tensor  # i32 (b) accepted drafts, the bonus excluded
+    logits: Tensor  # (b*N, V) the target's, before any rule of a request
 
 
 @dataclass

@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -24,6 +25,7 @@ from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, 
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import LlamaForCausalLM
 from refspec.requests.finish import matched_stop
+from refspec.requests.json_grammar import JsonGrammar
 from refspec.requests.output_text import OutputText
 from refspec.requests.request import Request
 from refspec.runtime.runner import ModelRunner, ServedModel
@@ -47,12 +49,15 @@ class Generation:
 
     text: str  # of the output alone, cut at a stop string; ids with spaces between where the model has no tokenizer
     token_ids: list[int]  # the token that is a stop, or completes a stop string, is kept
-    # "stop": a stop token or a stop string; "length": the budget or the context is used up; "out_of_slots": the KV pool
-    # was too small for it alone; "abort"
+    # "stop": a stop token, a stop string, or the end of a grammar; "length": the budget or the context is used up;
+    # "out_of_slots": the KV pool was too small for it alone; "abort"
     finish_reason: str
     accept_lens: list[int]  # tokens committed in each round, the bonus included
-    matched_stop: int | str | None = None  # what stopped it: the token's id, or the stop string
+    matched_stop: int | str | None = None  # what stopped it: the token's id, or the stop string; None: a grammar's end
     seed: int | None = None  # that the tokens were sampled with: the params' own or the engine's; None: greedy
+    logprobs: list[float] | None = None  # the model's own, of each token; None where params do not ask for them
+    # Of each token's place the likeliest ids and their log-probabilities, params.logprobs of them.
+    top_logprobs: list[list[tuple[int, float]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class StreamBlock:
     text: str  # bytes that are not yet a character, and what may yet be a stop string, wait for a later block
     finish_reason: str | None  # set in the last block
     matched_stop: int | str | None = None  # likewise
+    logprobs: list[float] | None = None  # as in Generation, of these tokens
+    top_logprobs: list[list[tuple[int, float]]] | None = None
 
 
 class Engine:
@@ -220,6 +227,8 @@ class Engine:
             accept_lens=request.accept_lens,
             matched_stop=matched_stop(request) if request.output_ids else None,
             seed=request.seed if request.params.temperature else None,
+            logprobs=None if request.params.logprobs is None else request.logprobs,
+            top_logprobs=None if request.params.logprobs is None else request.top_logprobs,
         )
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamBlock]:
@@ -235,6 +244,16 @@ class Engine:
         request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
         request.text = request.text or OutputText(self.decode)
         return self._stream(request)
+
+    def json_grammar(self, schema: Mapping[str, Any] | bool) -> JsonGrammar:
+        """For SamplingParams.grammar: outputs that are JSON of this schema, in the target's tokens.
+
+        Raises ValueError for a schema that cannot be followed, a target without tokenizer or end-of-text id, and where
+        the package llguidance is not installed.
+        """
+        if self.tokenizer is None:
+            raise ValueError("this target has no tokenizer, so there is no text that could be JSON")
+        return JsonGrammar(schema, self.tokenizer, self.vocab_size, self.target_model.config.eos_token_ids)
 
     def check(self) -> None:
         """Do free and owned slots add up to the pool? Raises IntegrityError that names the slots and holders."""
@@ -286,11 +305,27 @@ class Engine:
                     f"stop token id {token} of prompt {index} is not in the vocabulary of {self.vocab_size} ids, "
                     f"0 to {self.vocab_size - 1}: nothing would ever stop at it"
                 )
+        for token in params.logit_bias:
+            if token >= self.vocab_size:
+                raise ValueError(
+                    f"logit_bias of prompt {index} names id {token}, but the vocabulary is ids 0 to "
+                    f"{self.vocab_size - 1}"
+                )
+        if (params.logprobs or 0) > self.vocab_size:
+            raise ValueError(
+                f"logprobs is {params.logprobs} for prompt {index}, but the vocabulary has only {self.vocab_size} ids"
+            )
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
             stops.update(self.target_model.config.eos_token_ids)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         request = Request(index, ids, params, frozenset(stops), self.max_context, seed=seed)
+        if params.grammar:
+            request.matcher = params.grammar.matcher()
+            if request.matcher.finished:
+                raise ValueError(
+                    f"the grammar of prompt {index} allows no output: it is complete before the first token"
+                )
         if params.stop:
             self._require_text_of(params.stop)
             request.text = OutputText(self.decode, params.stop, params.include_stop_str_in_output)
@@ -327,7 +362,15 @@ class Engine:
                 reason = request.finish_reason
                 piece = request.text.take(last=reason is not None)
                 matched = matched_stop(request) if reason == "stop" else None
-                block = StreamBlock(request.output_ids[sent_tokens:], piece, reason, matched)
+                asked = request.params.logprobs is not None
+                block = StreamBlock(
+                    request.output_ids[sent_tokens:],
+                    piece,
+                    reason,
+                    matched,
+                    request.logprobs[sent_tokens:] if asked else None,
+                    request.top_logprobs[sent_tokens:] if asked else None,
+                )
                 # Before the yield: while this stream rests, others may take steps in which its request goes on.
                 sent_tokens = len(request.output_ids)
                 yield block

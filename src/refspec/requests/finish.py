@@ -3,7 +3,8 @@
 A round commits several tokens at once, so the question is asked of each token, in order, as it is appended. What
 comes after the token that ends the request is dropped: from the output, the cache, and every count.
 
-Order of the rules: a stop wins over the budget, and the budget over the context, wherever two meet at one token.
+Order of the rules: a stop wins over the end of a grammar, that over the budget, and the budget over the context,
+wherever two meet at one token.
 
 Two things are a stop. A *stop token* (the model's end of text, or an id that the request names) is compared with the
 token. A *stop string* is looked for in the text of the output, as it stands with this token:
@@ -32,9 +33,17 @@ from refspec.requests.request import Request
 
 
 def append_tokens(request: Request, tokens: Iterable[int]) -> int:
-    """Append tokens up to the one that ends the request, and note why it ended. Returns how many were kept."""
+    """Append tokens up to the one that ends the request, and note why it ended. Returns how many were kept.
+
+    Raises ValueError where a grammar does not allow a token: it had none to allow, and was not finished either.
+    """
     kept = 0
     for token in tokens:
+        if request.matcher and not request.matcher.accept(token):
+            raise ValueError(
+                f"the grammar of prompt {request.index} came to a dead end after {len(request.output_ids)} tokens: "
+                "its output is not complete, but it allows no token that the model can say"
+            )
         request.output_ids.append(token)
         if request.text:
             request.text.append(token)
@@ -48,6 +57,8 @@ def append_tokens(request: Request, tokens: Iterable[int]) -> int:
 def finish_reason(request: Request) -> str | None:
     """Why the request ends with its newest token; None while it goes on."""
     if matched_stop(request) is not None:
+        return "stop"
+    if request.matcher and request.matcher.finished:
         return "stop"
     if len(request.output_ids) >= request.params.max_new_tokens:
         return "length"

@@ -9,10 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from refspec.config import SamplingParams
-from refspec.contracts import DraftInput
+from refspec.config import Matcher, SamplingParams
+from refspec.contracts import DraftInput, VerifyInput
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.prefix_cache import TreeNode
+from refspec.requests.logit_rules import BatchRules
 from refspec.requests.output_text import OutputText
 from refspec.requests.sampling import BatchSampling
 
@@ -41,6 +42,11 @@ class Request:
     seed: int = 0  # of its coins: params.seed, or the one that the engine picked
     arrival: int = 0  # its place in the order of all requests of an engine
     retractions: int = 0  # times that it lost its slots and had to read its tokens again
+    matcher: Matcher | None = None  # of params.grammar; its state is that of the output
+    output_counts: Tensor | None = None  # f32 (V) how often each id stands in the output, as far as it was counted:
+    counted_tokens: int = 0  # the first so many tokens of it. Only where a penalty, or another rule, asks
+    logprobs: list[float] = field(default_factory=list)  # of each output token, where params ask for them
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # ids and values in its place
 
     @property
     def all_ids(self) -> list[int]:
@@ -103,6 +109,15 @@ class RunningBatch:
     def sampling(self) -> BatchSampling:
         """How each request wants its tokens chosen."""
         return BatchSampling.of([r.params for r in self.requests], [r.seed for r in self.requests], self.rows.device)
+
+    @cached_property
+    def rules(self) -> BatchRules | None:
+        """What requests change about the target's logits; None: nobody does."""
+        return BatchRules.of(self.requests, self.rows.device)
+
+    def ruled(self, logits: Tensor, tree: VerifyInput | None = None, exact_penalties: bool = True) -> Tensor:
+        """The target's logits as the requests' rules leave them: see BatchRules.apply."""
+        return self.rules.apply(logits, tree, exact_penalties) if self.rules else logits
 
     def alloc_up_to(self, ends: list[int], allocator: SlotAllocator) -> Tensor:
         """Slots for each request's positions from its length up to ends[r], i64, request after request.

@@ -17,6 +17,7 @@ from refspec.contracts import CommitOutput, VerifyOutput
 from refspec.kernels import align_evict_mask_to_page_size, assign_req_to_token, compact_to_front, move_kv_cache
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
+from refspec.requests.logprobs import append_logprobs
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ModelRunner
 
@@ -46,6 +47,7 @@ def commit(
         request.kv_len += accept_len
         kept_rows.append(accepted[:accept_len])
     accept_lens = [len(rows) for rows in kept_rows]
+    append_logprobs(batch.requests, verified.logits, kept_rows)
 
     device = batch.seq_lens.device
     kept = torch.tensor([row for rows in kept_rows for row in rows], dtype=torch.int64, device=device)

@@ -51,7 +51,8 @@ def verify(
         ),
         phase="target",
     )
-    target_predict = greedy_choice(out.logits)
+    logits = batch.ruled(out.logits, tree, config.exact_penalties)
+    target_predict = greedy_choice(logits)
     if batch.sampling.all_greedy:
         walk = verify_tree_greedy(
             tree.draft_token.view(b, n),
@@ -62,9 +63,9 @@ def verify(
             config.num_steps,
         )
     else:
-        walk = sample_walk(batch, tree, batch.sampling.probabilities(out.logits, target_predict), config)
+        walk = sample_walk(batch, tree, batch.sampling.probabilities(logits, target_predict), config)
         target_predict = _as_drawn(target_predict, *walk[:2])
-    return VerifyOutput(out_slots, out.hidden_states, target_predict, *walk)
+    return VerifyOutput(out_slots, out.hidden_states, target_predict, *walk, out.logits)
     # endregion verify_tree
 
 

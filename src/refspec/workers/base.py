@@ -28,6 +28,7 @@ from refspec.contracts import ForwardMode, ForwardOutput
 from refspec.kernels import assign_req_to_token, launches
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
+from refspec.requests.logprobs import append_logprobs
 from refspec.requests.request import RunningBatch
 from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner, greedy_choice
@@ -161,11 +162,15 @@ class Worker(ABC):
             last_rows,
         )
         batch.seq_lens = new_lens
-        chosen = batch.sampling.next_tokens(out.logits, greedy_choice(out.logits), batch.seq_lens)
-        for request, end, token in zip(batch.requests, ends, chosen.tolist(), strict=True):
+        logits = batch.ruled(out.logits)
+        chosen = batch.sampling.next_tokens(logits, greedy_choice(logits), batch.seq_lens)
+        chosen_at: list[list[int]] = [[] for _ in ends]
+        for row, (request, end, token) in enumerate(zip(batch.requests, ends, chosen.tolist(), strict=True)):
             request.kv_len = end
             if not (request.unread_len or request.output_ids):
                 append_tokens(request, [token])
+                chosen_at[row] = [row]
+        append_logprobs(batch.requests, out.logits, chosen_at)
         newest = [request.output_ids[-1] if request.output_ids else 0 for request in batch.requests]
         batch.bonus_tokens = torch.tensor(newest, dtype=torch.int64, device=device)
         return out, slots

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from refspec.contracts import ForwardBatch, ForwardMode
 from refspec.kernels import assign_req_to_token
 from refspec.requests.finish import append_tokens
+from refspec.requests.logprobs import append_logprobs
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import greedy_choice
 from refspec.workers.base import Observer, Worker
@@ -49,10 +50,12 @@ class PlainWorker(Worker):
         )
         assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, batch.seq_lens + 1, slots)
         batch.seq_lens = batch.seq_lens + 1
-        batch.bonus_tokens = batch.sampling.next_tokens(out.logits, greedy_choice(out.logits), batch.seq_lens)
+        logits = batch.ruled(out.logits)
+        batch.bonus_tokens = batch.sampling.next_tokens(logits, greedy_choice(logits), batch.seq_lens)
         # endregion plain_step
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len += 1
             request.accept_lens.append(append_tokens(request, [token]))
+        append_logprobs(batch.requests, out.logits, [[row] for row in range(b)])
         if b:
             self.stats.count_round([1] * b, num_steps=0, num_candidates=0)
