@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.record import trace_writer
@@ -33,9 +35,9 @@ PLAIN = "none"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 BACKENDS = ("auto", "torch", "triton")
 SAMPLER_FIELDS = ("sampler", "threshold_single", "threshold_acc")  # of SpecConfig; options of the same names
-SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS)
+SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS, "exact_penalties")
 # Options that plain decoding does not take.
-SPEC_OPTIONS = ("topk", "steps", "draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS, "draft")
+SPEC_OPTIONS = ("topk", "steps", "draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS, "exact_penalties", "draft")
 # The library's words, and the options that set them.
 OPTIONS = {
     "num_draft_tokens": "--draft-tokens",
@@ -47,6 +49,11 @@ OPTIONS = {
     "top_k": "--top-k",
     "top_p": "--top-p",
     "min_p": "--min-p",
+    "repetition_penalty": "--repetition-penalty",
+    "frequency_penalty": "--frequency-penalty",
+    "presence_penalty": "--presence-penalty",
+    "logit_bias": "--logit-bias",
+    "logprobs": "--logprobs",
     "seed": "--seed",
     "sampler": "--sampler",
     "threshold_single": "--threshold-single",
@@ -55,6 +62,7 @@ OPTIONS = {
 }
 PATIENCE_SECONDS = 1.0  # a run that is over by then shows no progress bar
 MOST_LENS = 60  # accept lengths that are listed one by one
+MOST_LOGPROBS = 40  # tokens whose log-probabilities are: --json has all of them
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
@@ -130,6 +138,33 @@ def generate(
     min_p: Annotated[
         float, typer.Option(metavar="P", help="Sample among tokens at least this share as likely as the likeliest.")
     ] = SamplingParams.min_p,
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="P", help="Divide the logits of tokens that the output holds; 1: leave them.")
+    ] = SamplingParams.repetition_penalty,
+    frequency_penalty: Annotated[
+        float, typer.Option(metavar="P", help="Taken off a token's logit each time that the output holds it.")
+    ] = SamplingParams.frequency_penalty,
+    presence_penalty: Annotated[
+        float, typer.Option(metavar="P", help="Taken off the logits of tokens that the output holds.")
+    ] = SamplingParams.presence_penalty,
+    exact_penalties: Annotated[
+        bool, typer.Option(help="Count drafts for the penalties as if decoded one by one; else as SGLang does.")
+    ] = SpecConfig.exact_penalties,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=B", help="Add this to the logit of a token id. May be given several times."),
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The output is JSON of this schema. Needs llguidance.")
+    ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Show the log-probability of each token, and of the N likeliest in its place.",
+            show_default="not shown",
+        ),
+    ] = SamplingParams.logprobs,
     seed: Annotated[
         int | None,
         typer.Option(metavar="N", help="Of all prompts: the same again is sampled again.", show_default="a new one"),
@@ -189,6 +224,7 @@ def generate(
     prompts = [*(prompt or []), *map(_read_prompt, prompt_file or [])]
     if not prompts:
         raise UsageError('no prompt: give at least one, as in refspec generate "def fib(n):"')
+    schema = _read_schema(json_schema) if json_schema else None
     with option_names(UsageError):
         spec = None
         if not plain:
@@ -201,6 +237,7 @@ def generate(
                 sampler=sampler,
                 threshold_single=threshold_single,
                 threshold_acc=threshold_acc,
+                exact_penalties=exact_penalties,
             )
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
@@ -212,6 +249,11 @@ def generate(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=_logit_bias(logit_bias or []),
+            logprobs=logprobs,
             seed=seed,
         )
     _check_sampling_options(ctx)
@@ -229,12 +271,15 @@ def generate(
             pool: dict[str, Any] = {} if kv_slots is None else {"kv_slots": kv_slots}
             engine = Engine(target, draft, spec, device, dtype, backend, **pool)
         announce_interpreter(engine.backend, as_json)
+        settings = asdict(params)
+        if schema is not None:
+            params, settings["grammar"] = replace(params, grammar=engine.json_grammar(schema)), schema
         with TokenProgress(engine, len(prompts) * params.max_new_tokens, errors, disable=quiet):
             generations = engine.generate(prompts, params, observer)
         config = {
             "algorithm": algorithm,
             **{name: getattr(spec, name, None) for name in SPEC_FIELDS},
-            **asdict(params),
+            **settings,
             "target": target,
             "draft": None if plain else draft or SHIPPED_DRAFTS[target],
             "dtype": str(engine.dtype).removeprefix("torch."),
@@ -259,6 +304,9 @@ def generate(
             console.rule(f"prompt {i}", align="left", style="dim")
         print_text(console, text, _blocks(engine, generation))
         console.print(f"\n{_how_it_came(generation, plain)}\n", style="dim", markup=False)
+        if generation.logprobs is not None:
+            console.print(_logprobs_table(engine, generation))
+            console.print()
     if views and not watch:
         console.print(most_telling(views))
         console.print()
@@ -346,6 +394,51 @@ def _read_prompt(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"the prompt file {file} is not UTF-8 text (byte {error.start})") from None
     return text.replace("\r\n", "\n").removesuffix("\n")
+
+
+def _read_schema(file: Path) -> dict[str, Any] | bool:
+    try:
+        schema = json.loads(file.read_bytes())
+    except ValueError as error:  # JSON's errors, and UTF-8's
+        raise ValueError(f"the JSON schema {file} is not JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"the JSON schema {file} must be an object, or true")
+    return schema
+
+
+def _logit_bias(given: list[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for item in given:
+        token, _, bias = item.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise UsageError(f"--logit-bias {item!r} is not of the form ID=B, a token id and a number") from None
+    if len(biases) < len(given):
+        raise UsageError("--logit-bias names an id twice: leave one of them out")
+    return biases
+
+
+def _logprobs_table(engine: Engine, generation: Generation) -> Table:
+    """One line for each token: its log-probability, and beside it the likeliest tokens in its place."""
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    assert generation.logprobs is not None
+    assert generation.top_logprobs is not None
+    table.add_column("token")
+    table.add_column("log-probability", justify="right")
+    if any(generation.top_logprobs):
+        table.add_column("likeliest")
+
+    def shown(token: int) -> Text:
+        return Text(repr(engine.decode([token])))
+
+    lines = list(zip(generation.token_ids, generation.logprobs, generation.top_logprobs, strict=True))
+    for token, logprob, likeliest in lines[:MOST_LOGPROBS]:
+        words = Text("  ").join(Text.assemble(shown(other), f" {value:.3f}") for other, value in likeliest)
+        table.add_row(shown(token), f"{logprob:.3f}", *([words] if likeliest else []))
+    if len(lines) > MOST_LOGPROBS:
+        table.caption = f"and {len(lines) - MOST_LOGPROBS} tokens more, which --json shows"
+    return table
 
 
 def _blocks(engine: Engine, generation: Generation) -> list[str]:

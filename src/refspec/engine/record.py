@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def make_trace(
             ids.update(candidate.token for candidate in tree.candidates)
     return Trace(
         config={
-            name: " ".join(map(repr, value)) if isinstance(value, list | tuple) else value
+            name: _setting(value)
             for name, value in config.items()
             if name != "prompts"  # their tokens are in the outputs
         },
@@ -44,6 +45,13 @@ def make_trace(
         rounds=rounds,
         outputs=outputs,
     )
+
+
+def _setting(value: Any) -> Any:
+    """As one plain value: a trace's settings are a flat table."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return " ".join(map(repr, value)) if isinstance(value, list | tuple) else value
 
 
 def _token_text(engine: Engine, token: int) -> str:
