@@ -85,7 +85,16 @@ def test_json_is_one_document(models: list[str]) -> None:
     printed = run("generate", "def fib(n):", "x", *models, "--max-new-tokens", "9", "--json").json()
     assert list(printed) == ["generations", "stats", "config"]
     for generation in printed["generations"]:
-        assert list(generation) == ["text", "token_ids", "finish_reason", "accept_lens", "matched_stop", "seed"]
+        assert list(generation) == [
+            "text",
+            "token_ids",
+            "finish_reason",
+            "accept_lens",
+            "matched_stop",
+            "seed",
+            "logprobs",
+            "top_logprobs",
+        ]
         assert len(generation["token_ids"]) == 1 + sum(generation["accept_lens"]) == 9
     stats = printed["stats"]
     assert stats["rounds"] == stats["target_forwards"] == max(len(g["accept_lens"]) for g in printed["generations"])
@@ -179,6 +188,12 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "top_k": ["--top-k", "50"],
         "top_p": ["--top-p", "0.95"],
         "min_p": ["--min-p", "0.001"],
+        "repetition_penalty": ["--repetition-penalty", "1.2"],
+        "frequency_penalty": ["--frequency-penalty", "0.3"],
+        "presence_penalty": ["--presence-penalty", "-0.1"],
+        "exact_penalties": ["--no-exact-penalties"],
+        "logit_bias": ["--logit-bias", "97=1.5", "--logit-bias", "98=-2"],
+        "logprobs": ["--logprobs", "2"],
         "seed": ["--seed", "99"],
         "sampler": ["--sampler", "target_only"],  # the others want a chain: see below
         "threshold_single": ["--threshold-single", "0.9"],
@@ -193,7 +208,8 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "as_json": ["--json"],
     }
     options = {option.name for option in typer.main.get_command(app).commands["generate"].params}  # type: ignore[attr-defined]
-    assert options - {"help"} == {*given, "watch"}, "an option that this test does not know"
+    elsewhere = {"watch", "json_schema"}  # tested below
+    assert options - {"help"} == {*given, *elsewhere}, "an option that this test does not know"
 
     words = [word for values in given.values() for word in values]
     printed = run("generate", *words, stdin="from stdin\n").json()
@@ -206,6 +222,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "sampler": "target_only",
         "threshold_single": 0.9,
         "threshold_acc": 0.8,
+        "exact_penalties": False,
         "max_new_tokens": 11,
         "ignore_eos": True,
         "stop_token_ids": [254, 255],
@@ -215,6 +232,12 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "top_k": 50,
         "top_p": 0.95,
         "min_p": 0.001,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.3,
+        "presence_penalty": -0.1,
+        "logit_bias": {"97": 1.5, "98": -2.0},
+        "grammar": None,
+        "logprobs": 2,
         "seed": 99,
         "target": models[1],
         "draft": models[3],
@@ -237,11 +260,28 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
     engine = refspec.Engine(
         models[1],
         models[3],
-        SpecConfig("eagle", 3, 2, 5, exact_branch_kv=True, threshold_single=0.9, threshold_acc=0.8),
+        SpecConfig(
+            "eagle", 3, 2, 5, exact_branch_kv=True, threshold_single=0.9, threshold_acc=0.8, exact_penalties=False
+        ),
         dtype="float64",
     )
-    params = SamplingParams(11, (254, 255), True, temperature=0.7, top_k=50, top_p=0.95, min_p=0.001, seed=99)
-    assert outputs == [g.token_ids for g in engine.generate(printed["config"]["prompts"], params)]
+    params = SamplingParams(
+        max_new_tokens=11,
+        stop_token_ids=(254, 255),
+        ignore_eos=True,
+        temperature=0.7,
+        top_k=50,
+        top_p=0.95,
+        min_p=0.001,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=-0.1,
+        logit_bias={97: 1.5, 98: -2.0},
+        logprobs=2,
+        seed=99,
+    )
+    expected = engine.generate(printed["config"]["prompts"], params)
+    assert printed["generations"] == [json.loads(json.dumps(asdict(g))) for g in expected]
 
 
 @pytest.mark.parametrize("sampler", ["rejection", "block"])
@@ -267,6 +307,15 @@ def test_a_seed_that_was_not_given_is_told(models: list[str]) -> None:
         (["--top-p", "0"], "--top-p is 0"),
         (["--top-k", "-1"], "--top-k must be at least 0, got -1"),
         (["--min-p", "nan"], "--min-p must be from 0 to 1, got nan"),
+        (["--repetition-penalty", "0"], "--repetition-penalty must be from 0.01 to 2, got 0.0"),
+        (["--frequency-penalty", "nan"], "--frequency-penalty must be from -2 to 2, got nan"),
+        (["--presence-penalty", "3"], "--presence-penalty must be from -2 to 2, got 3.0"),
+        (["--logit-bias", "5"], "--logit-bias '5' is not of the form ID=B, a token id and a number"),
+        (["--logit-bias", "a=1"], "--logit-bias 'a=1' is not of the form"),
+        (["--logit-bias", "5=101"], "--logit-bias of id 5 must be from -100 to 100, got 101.0"),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], "--logit-bias names an id twice"),
+        (["--logprobs", "-1"], "--logprobs must be at least 0, got -1"),
+        (["--no-exact-penalties", "--algorithm", "none"], "--exact-penalties with --algorithm none"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--threshold-single", "2"], "--threshold-single must be from 0 to 1, got 2.0"),
         (["--top-p", "0.9"], "--top-p without --temperature: it is for sampling"),
@@ -287,6 +336,79 @@ def test_filters_at_a_temperature_of_0_are_greedy(models: list[str]) -> None:
     greedy = run("generate", "x", *models, "--json").json()["generations"]
     filtered = ["--temperature", "0", "--top-p", "0.1", "--top-k", "3", "--min-p", "0.5", "--seed", "4"]
     assert run("generate", "x", *models, *filtered, "--json").json()["generations"] == greedy
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--logit-bias", "256=1"], "--logit-bias of prompt 0 names id 256, but the vocabulary is ids 0 to 255"),
+        (["--logprobs", "257"], "--logprobs is 257 for prompt 0, but the vocabulary has only 256 ids"),
+    ],
+    ids=" ".join,
+)
+def test_rules_that_the_model_cannot_follow(options: list[str], complaint: str, models: list[str]) -> None:
+    refused = run("generate", "x", *models, *options)
+    assert refused.status == 1
+    assert refused.err == f"refspec: {complaint}\n"
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
+
+
+def test_a_json_schema_is_followed(models: list[str], tmp_path: Path) -> None:
+    schema, trace = tmp_path / "s.json", tmp_path / "t.json"
+    schema.write_text(json.dumps(SCHEMA), encoding="utf-8")
+    common = ["generate", "x", "y", *models, "--json-schema", schema, "--trace", trace]
+    printed = run(*common, "--json").json()
+    assert printed["config"]["grammar"] == SCHEMA
+    for generation in printed["generations"]:
+        assert json.loads(generation["text"])["n"] in (1, 22)
+        assert (generation["finish_reason"], generation["matched_stop"]) == ("stop", None)
+    assert json.loads(Trace.load(trace).config["grammar"]) == SCHEMA  # type: ignore[arg-type]
+    plain = ["generate", "x", "y", *models[:2], "--json-schema", schema, "--algorithm", "none"]
+    assert [g["text"] for g in run(*plain, "--json").json()["generations"]] == [
+        g["text"] for g in printed["generations"]
+    ]
+    assert '{"n":' in run(*common).out
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[1]", "must be an object"),
+        (b"true", "must be an object"),
+        (b'{"type": "number\n', "is not JSON"),
+        (b'{"type": "nonsense"}', "cannot be followed with this tokenizer: Invalid type: nonsense"),
+        (b'{"type": "integer", "minimum": 2, "maximum": 1}', "cannot be followed with this tokenizer: "),
+        (None, "No such file"),
+    ],
+    ids=str,
+)
+def test_json_schemas_that_cannot_be(content: bytes | None, complaint: str, models: list[str], tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "s.json").write_bytes(content)
+    refused = run("generate", "x", *models, "--json-schema", tmp_path / "s.json")
+    assert refused.status == 1
+    assert complaint in refused.err
+    assert refused.err.count("\n") == 1
+    assert refused.out == ""
+
+
+def test_log_probabilities_are_shown(models: list[str]) -> None:
+    common = ["generate", "x", *models, "--max-new-tokens", "60", "--ignore-eos"]
+    shown = run(*common, "--logprobs", "1").out
+    generation = run(*common, "--logprobs", "1", "--json").json()["generations"][0]
+    assert len(generation["logprobs"]) == len(generation["top_logprobs"]) == 60
+    table = shown[shown.index("log-probability") :]
+    assert f"{generation['logprobs'][0]:.3f}" in table
+    assert f"{generation['top_logprobs'][39][0][1]:.3f}" in table
+    assert "and 20 tokens more" in table
+    assert "likeliest" in table
+    assert "likeliest" not in run(*common, "--logprobs", "0").out
+    assert "log-probability" not in run(*common).out
+    assert run(*common, "--json").json()["generations"][0]["logprobs"] is None
 
 
 def test_algorithm_none_decodes_plainly(models: list[str]) -> None:

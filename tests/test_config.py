@@ -130,6 +130,23 @@ def test_where_a_rounds_slots_end(length: int) -> None:
         ({"top_p": float("nan")}, r"top_p must be from 0 to 1, got nan"),
         ({"min_p": -0.1}, r"min_p must be from 0 to 1, got -0\.1"),
         ({"min_p": 2}, r"min_p must be from 0 to 1, got 2"),
+        ({"repetition_penalty": 0}, r"repetition_penalty must be from 0\.01 to 2, got 0"),
+        ({"repetition_penalty": -1.0}, r"repetition_penalty must be from 0\.01 to 2, got -1\.0"),
+        ({"repetition_penalty": 2.5}, r"repetition_penalty must be from 0\.01 to 2, got 2\.5"),
+        ({"repetition_penalty": None}, r"repetition_penalty must be a number, got None"),
+        ({"frequency_penalty": -2.1}, r"frequency_penalty must be from -2 to 2, got -2\.1"),
+        ({"frequency_penalty": float("nan")}, r"frequency_penalty must be from -2 to 2, got nan"),
+        ({"presence_penalty": 3}, r"presence_penalty must be from -2 to 2, got 3"),
+        ({"presence_penalty": "1"}, r"presence_penalty must be a number, got '1'"),
+        ({"logit_bias": None}, r"logit_bias must map token ids to numbers, got None"),
+        ({"logit_bias": [(1, 2)]}, r"logit_bias must map token ids to numbers, got \[\(1, 2\)\]"),
+        ({"logit_bias": {"1": 2.0}}, r"an id of logit_bias must be a whole number, got '1'"),
+        ({"logit_bias": {-1: 2.0}}, r"an id of logit_bias must be at least 0, got -1"),
+        ({"logit_bias": {1: "2"}}, r"logit_bias of id 1 must be a number, got '2'"),
+        ({"logit_bias": {1: float("-inf")}}, r"logit_bias of id 1 must be from -100 to 100, got -inf"),
+        ({"grammar": "{}"}, r"grammar is '\{\}', it must have a method matcher\(\), or be None"),
+        ({"logprobs": -1}, r"logprobs must be at least 0, got -1"),
+        ({"logprobs": True}, r"logprobs must be a whole number, got True"),
         ({"seed": -1}, r"seed must be at least 0, got -1"),
         ({"seed": 1.0}, r"seed must be a whole number, got 1\.0"),
         ({"seed": 2**63}, r"seed is 9223372036854775808, it must be below"),
@@ -153,6 +170,15 @@ def test_stop_strings_may_come_as_one_or_as_any_sequence() -> None:
     assert SamplingParams(stop=["b", "a?"]).stop == ("b", "a?")  # type: ignore[arg-type]
     assert SamplingParams(stop=(text for text in ("\n", "é"))).stop == ("\n", "é")  # type: ignore[arg-type]
     assert SamplingParams().stop == ()
+
+
+def test_biases_are_the_params_own() -> None:
+    given = {3: 1.0}
+    params = SamplingParams(logit_bias=given)
+    given[3] = float("nan")
+    assert params.logit_bias == {3: 1.0}
+    assert params == SamplingParams(logit_bias={3: 1.0}) != SamplingParams()
+    assert len({params, SamplingParams(logit_bias={3: 1.0})}) == 1
 
 
 @pytest.mark.parametrize("knobs", [SpecConfig(), SamplingParams()], ids=lambda k: type(k).__name__)

@@ -396,13 +396,13 @@ def _read_prompt(file: Path) -> str:
     return text.replace("\r\n", "\n").removesuffix("\n")
 
 
-def _read_schema(file: Path) -> dict[str, Any] | bool:
+def _read_schema(file: Path) -> dict[str, Any]:
     try:
         schema = json.loads(file.read_bytes())
     except ValueError as error:  # JSON's errors, and UTF-8's
         raise ValueError(f"the JSON schema {file} is not JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
-        raise ValueError(f"the JSON schema {file} must be an object, or true")
+    if not isinstance(schema, dict):
+        raise ValueError(f"the JSON schema {file} must be an object; an empty one allows any JSON")
     return schema
 
 

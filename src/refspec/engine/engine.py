@@ -245,7 +245,7 @@ class Engine:
         request.text = request.text or OutputText(self.decode)
         return self._stream(request)
 
-    def json_grammar(self, schema: Mapping[str, Any] | bool) -> JsonGrammar:
+    def json_grammar(self, schema: Mapping[str, Any]) -> JsonGrammar:
         """For SamplingParams.grammar: outputs that are JSON of this schema, in the target's tokens.
 
         Raises ValueError for a schema that cannot be followed, a target without tokenizer or end-of-text id, and where

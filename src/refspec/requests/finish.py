@@ -41,8 +41,8 @@ def append_tokens(request: Request, tokens: Iterable[int]) -> int:
     for token in tokens:
         if request.matcher and not request.matcher.accept(token):
             raise ValueError(
-                f"the grammar of prompt {request.index} came to a dead end after {len(request.output_ids)} tokens: "
-                "its output is not complete, but it allows no token that the model can say"
+                f"the grammar of prompt {request.index} came to a dead end at output token {len(request.output_ids)}: "
+                "the output is not complete, and no token that the model can say is allowed"
             )
         request.output_ids.append(token)
         if request.text:

@@ -26,13 +26,15 @@ from torch import Tensor
 class JsonGrammar:
     """A JSON schema, in the tokens of one tokenizer.
 
-    schema: as json.loads gives it. vocab_size: of the engine; eos_token_ids: the model's, at least one.
+    schema: an object, as json.loads gives it; an empty one is any JSON. vocab_size: of the engine; eos_token_ids: the
+    model's, at least one.
+
     Raises ValueError, with one line, if llguidance is not installed or cannot follow the schema, and without an
     end-of-text id.
     """
 
     def __init__(
-        self, schema: Mapping[str, Any] | bool, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
+        self, schema: Mapping[str, Any], tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         try:
             from llguidance import LLMatcher, LLTokenizer
