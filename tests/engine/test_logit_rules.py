@@ -297,7 +297,7 @@ def trees(draw: st.DrawFn) -> SpecConfig:
     )
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(
     params=st.lists(rules(), min_size=1, max_size=VOCAB),
     spec=trees(),
@@ -343,6 +343,33 @@ def test_a_neighbours_rules_change_nothing(spec: SpecConfig | None) -> None:
     for prompt, param, generation in zip(prompts, params, together, strict=True):
         assert Engine(*models, spec).generate([prompt], param) == [generation]
     assert Engine(*models, spec, max_running=3).generate(prompts, params) == together
+
+
+@pytest.mark.parametrize(("page_size", "temperature"), [(1, 0.8), (4, 0.0)])
+@EACH_WAY
+def test_rules_outlive_retraction_chunks_and_shared_prefixes(
+    spec: SpecConfig | None, page_size: int, temperature: float
+) -> None:
+    """A request that is read again goes on with its counts, its place in the grammar and its log-probabilities."""
+    target = around_zero()
+    draft = agreeing_now_and_then(target, around_zero(5))
+    models = ScriptedModel(target, VOCAB), ScriptedModel(draft, VOCAB) if spec else None
+    params = [
+        replace(p, max_new_tokens=22 + i, temperature=temperature, seed=i, logprobs=i % 3) for i, p in enumerate(MIX)
+    ]
+    prompts = [[6, 5, 4, 3, 2, 1, *prompt] for prompt in prompts_for(len(MIX))]
+    roomy = Engine(*models, spec).generate(prompts, params)
+    paged = replace(spec, page_size=page_size) if spec else None
+    engine = Engine(
+        *models, paged, kv_slots=80, page_size=page_size, chunk_size=3, prefix_cache=True, retraction="largest"
+    )
+    tight = engine.generate(prompts, params)
+    assert engine.stats.retractions > 0
+    assert [replace(g, accept_lens=[]) for g in tight] == [replace(g, accept_lens=[]) for g in roomy]
+    assert_logprobs(target, prompts, params, tight)
+    if temperature == 0:
+        expected = [greedy_by_the_rules(target, prompt, param) for prompt, param in zip(prompts, params, strict=True)]
+        assert [g.token_ids for g in tight] == expected
 
 
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["k=1", "k=4"])

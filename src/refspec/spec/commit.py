@@ -47,7 +47,8 @@ def commit(
         request.kv_len += accept_len
         kept_rows.append(accepted[:accept_len])
     accept_lens = [len(rows) for rows in kept_rows]
-    append_logprobs(batch.requests, verified.logits, kept_rows)
+    chosen_at = [path[:n] for path, n in zip(verified.accept_index.tolist(), accept_lens, strict=True)]
+    append_logprobs(batch.requests, verified.logits, chosen_at)  # logits have not come to the front
 
     device = batch.seq_lens.device
     kept = torch.tensor([row for rows in kept_rows for row in rows], dtype=torch.int64, device=device)
