@@ -28,6 +28,7 @@ from refspec import SamplingParams, SpecConfig
         ({"page_size": 0}, r"page_size must be at least 1, got 0"),
         ({"page_size": 2.0}, r"page_size must be a whole number, got 2\.0"),
         ({"exact_branch_kv": "no"}, r"exact_branch_kv must be True or False, got 'no'"),
+        ({"exact_penalties": 1}, r"exact_penalties must be True or False, got 1"),
         ({"sampler": "gumbel"}, r"sampler is 'gumbel', it must be one of: target_only, rejection, block"),
         ({"sampler": None}, r"sampler is None"),
         ({"threshold_single": -0.1}, r"threshold_single must be from 0 to 1, got -0\.1"),
