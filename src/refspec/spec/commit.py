@@ -34,11 +34,8 @@ def commit(
 
     With pages and k > 1 the accepted rows have come to the front of their requests' rows, and kept_rows says so.
     """
-    accept_index = verified.accept_index
-    if config.page_size > 1 and config.topk > 1:
-        accept_index = compact(verified, target_runner, config)
     # region commit_block
-    predict, paths = verified.predict.tolist(), accept_index.tolist()
+    predict, paths = verified.predict.tolist(), verified.accept_index.tolist()
     kept_rows: list[list[int]] = []
     for request, path in zip(batch.requests, paths, strict=True):
         accepted = [row for row in path if row != -1]
@@ -46,9 +43,10 @@ def commit(
         request.accept_lens.append(accept_len)
         request.kv_len += accept_len
         kept_rows.append(accepted[:accept_len])
+    append_logprobs(batch.requests, verified.logits, kept_rows)
+    if config.page_size > 1 and config.topk > 1:
+        kept_rows = compact(verified, kept_rows, target_runner, config)
     accept_lens = [len(rows) for rows in kept_rows]
-    chosen_at = [path[:n] for path, n in zip(verified.accept_index.tolist(), accept_lens, strict=True)]
-    append_logprobs(batch.requests, verified.logits, chosen_at)  # logits have not come to the front
 
     device = batch.seq_lens.device
     kept = torch.tensor([row for rows in kept_rows for row in rows], dtype=torch.int64, device=device)
@@ -66,21 +64,24 @@ def commit(
     # endregion commit_block
 
 
-def compact(verified: VerifyOutput, target_runner: ModelRunner, config: SpecConfig) -> torch.Tensor:
+def compact(
+    verified: VerifyOutput, kept_rows: list[list[int]], target_runner: ModelRunner, config: SpecConfig
+) -> list[list[int]]:
     """Move the accepted rows of every request to the front of its rows: keys and values, predict, hidden states.
 
-    Returns where they are now, in the form of accept_index.
+    Returns where the kept ones, the first of the accepted, are now.
 
     Accepted rows of a tree lie scattered over its slots, and so over its pages: each page that holds one would have to
     stay. A token's place in its page is that of its position, moreover, since whoever goes on behind it (an allocator,
     a kernel that reads whole pages) counts on that. On a chain the accepted rows are the first ones anyway, and with
     pages of one token the request table alone puts them in order.
     """
-    paths = verified.accept_index[:, : config.num_draft_tokens]
+    n, paths = config.num_draft_tokens, verified.accept_index[:, : config.num_draft_tokens]
     accepted = paths >= 0
-    block = torch.arange(len(paths), device=paths.device).unsqueeze(1) * config.num_draft_tokens
-    front = block + torch.arange(paths.shape[1], device=paths.device)
+    front = (
+        torch.arange(paths.shape[1], device=paths.device) + n * torch.arange(len(paths), device=paths.device)[:, None]
+    )
     move_kv_cache(target_runner.pool, verified.out_slots[front[accepted]], verified.out_slots[paths[accepted].long()])
     verified.predict = compact_to_front(verified.predict, paths)
     verified.hidden_states = compact_to_front(verified.hidden_states, paths)
-    return torch.where(accepted, front, -1)
+    return [list(range(r * n, r * n + len(rows))) for r, rows in enumerate(kept_rows)]
