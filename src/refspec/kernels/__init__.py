@@ -19,6 +19,7 @@ from refspec.kernels.launches import launches
 from refspec.kernels.links_from_mask import links_from_mask
 from refspec.kernels.move_kv_cache import move_kv_cache
 from refspec.kernels.padded_extend_inputs import padded_extend_inputs
+from refspec.kernels.paged_kv_indices import paged_kv_indices
 from refspec.kernels.ragged_extend_inputs import ragged_extend_inputs
 from refspec.kernels.stable_topk import stable_topk
 from refspec.kernels.tree_attention import tree_attention
@@ -41,6 +42,7 @@ __all__ = [
     "links_from_mask",
     "move_kv_cache",
     "padded_extend_inputs",
+    "paged_kv_indices",
     "ragged_extend_inputs",
     "stable_topk",
     "tree_attention",

@@ -45,8 +45,12 @@ def tree_attention_torch(
     tree_mask: Tensor,
     scale: float,
     tail: int | None,
+    keys: int,
 ) -> Tensor:
-    """The reference of `tree_attention`: sequence by sequence, at least in float32. tail: T, None for "full"."""
+    """The reference of `tree_attention`: sequence by sequence, at least in float32.
+
+    tail: T, None for "full". keys: of a sequence, for a plan that the reference does not make.
+    """
     out = torch.empty(*q.shape, dtype=q.dtype, device=q.device)
     bounds = kv_indptr.tolist()
     n = len(q) // max(1, len(bounds) - 1)
@@ -197,8 +201,9 @@ def tree_attention_triton(
     tree_mask: Tensor,
     scale: float,
     tail: int | None,
+    keys: int,
 ) -> Tensor:
-    """The kernels' launches: one, or two where contexts are long and sequences few."""
+    """The kernels' launches: one, or two where sequences of so many keys are long and few."""
     rows, heads, dim = q.shape
     out = torch.empty(*q.shape, dtype=q.dtype, device=q.device)
     if not out.numel():
@@ -212,7 +217,7 @@ def tree_attention_triton(
     block_m, block_n, warps, stages = _blocks(nodes * group, block_d, q.element_size())
     tiles = triton.cdiv(nodes * group, block_m)
     programs = sequences * kv_heads * tiles
-    parts = _parts(programs, len(kv_indices) // sequences, q.device)
+    parts = _parts(programs, keys, q.device)
     outs, lse = out, out  # of one part
     if parts > 1:
         outs = torch.empty(parts, *q.shape, dtype=acc, device=q.device)
@@ -278,9 +283,10 @@ def _blocks(rows: int, block_d: int, itemsize: int) -> tuple[int, int, int, int]
 
 
 def _parts(programs: int, keys: int, device: torch.device) -> int:
-    """Over how many programs the keys of a sequence are split, given its mean number of keys.
+    """Over how many programs the keys of a sequence are split, given how many it has, in the mean or at most.
 
-    That number is known on the host; how long each sequence is stands on the device, and shall stay there.
+    That is known on the host; how long each sequence is stands on the device, and shall stay there. A part that has
+    nothing to read of a short one costs its two writes.
     """
     processors = PROCESSORS_OF_INTERPRETER
     if device.type == "cuda":
@@ -288,8 +294,10 @@ def _parts(programs: int, keys: int, device: torch.device) -> int:
     return max(1, min(2 * processors // programs, keys // LEAST_KEYS_OF_A_PART, MOST_PARTS))
 
 
-def _tail_of(q: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: Tensor) -> int | None:
+def _tail_of(q: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: Tensor, with_room: bool) -> int | None:
     """T; None where the mask has a column for every key. Raises ValueError for sizes that do not fit.
+
+    with_room: kv_indices is longer than it need be, and says nothing about the mask, which rules a tail.
 
     A mask whose size fits both readings is no ambiguity: then T is the mean length, and since no length is below T,
     every length is T.
@@ -298,12 +306,12 @@ def _tail_of(q: Tensor, kv_indptr: Tensor, kv_indices: Tensor, tree_mask: Tensor
     if sequences < 0 or (rows % sequences if sequences else rows):
         raise ValueError(f"q has {rows} rows and kv_indptr {sequences + 1} entries: each sequence needs as many rows")
     nodes = rows // sequences if sequences else 0
-    if tree_mask.numel() == nodes * len(kv_indices):
+    if tree_mask.numel() == nodes * len(kv_indices) and not with_room:
         return None
     if not rows or tree_mask.numel() % rows:
+        other_form = "" if with_room else f", or {nodes} for each of the {len(kv_indices)} keys"
         raise ValueError(
-            f"tree_mask has {tree_mask.numel()} entries, it must have as many for each of the {rows} rows, or "
-            f"{nodes} for each of the {len(kv_indices)} keys"
+            f"tree_mask has {tree_mask.numel()} entries, it must have as many for each of the {rows} rows{other_form}"
         )
     return tree_mask.numel() // rows
 
@@ -317,6 +325,7 @@ def tree_attention(
     tree_mask: Tensor,
     scale: float,
     backend: str = "auto",
+    max_keys: int | None = None,
 ) -> Tensor:
     """softmax(scale · q · keys) · values, of the keys that each row sees.
 
@@ -327,6 +336,10 @@ def tree_attention(
     tree_mask bool, flat, row after row: G·N·T for some T, then it rules the last T keys of each sequence (which has as
     many) and the earlier ones are seen by all rows ("qlen": T = N; plain decoding: N = T = 1, all true); or
     N·len(kv_indices), a column for each key ("full", as of build_tree).
+    max_keys: keys that a sequence can come to have, for a launch that a CUDA graph repeats whatever kv_indptr says by
+    then. What is launched depends on it and on shapes alone, kv_indices may be longer than kv_indptr leads to, and
+    tree_mask rules a tail. It is a plan, not a bound: longer sequences are answered too. None: kv_indices is as long
+    as the sequences are, and their mean length is what is planned for.
 
     Returns (G·N, heads, dim) in q's dtype, contiguous; zeros where a row sees nothing. A key that no row of its
     sequence sees may hold anything, NaN included; one that some row sees must be finite.
@@ -344,11 +357,16 @@ def tree_attention(
     check_number("scale", scale)
     if k_cache.shape[1] < 1 or q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"q has {q.shape[1]} heads, they must be a multiple of k_cache's {k_cache.shape[1]}")
-    tail = _tail_of(q, kv_indptr, kv_indices, tree_mask)
-    check_bounds("kv_indices", kv_indices, 0, len(k_cache))
+    if max_keys is not None:
+        check_size("max_keys", max_keys, at_least=0)
+    tail = _tail_of(q, kv_indptr, kv_indices, tree_mask, with_room=max_keys is not None)
     if values_are_checked(q.device):
-        if int(kv_indptr[0]) != 0 or int(kv_indptr[-1]) != len(kv_indices):
-            raise ValueError(f"kv_indptr is {kv_indptr.tolist()}, it must lead from 0 to {len(kv_indices)}")
+        end = int(kv_indptr[-1])
+        if int(kv_indptr[0]) != 0 or not (end == len(kv_indices) or (max_keys is not None and end < len(kv_indices))):
+            most = "at most " if max_keys is not None else ""
+            raise ValueError(f"kv_indptr is {kv_indptr.tolist()}, it must lead from 0 to {most}{len(kv_indices)}")
         check_bounds("kv_indptr's differences", kv_indptr.diff(), tail or 0, len(kv_indices) + 1)
+        check_bounds("kv_indices", kv_indices[:end], 0, len(k_cache))
     count_launch("tree_attention")
-    return run(q, k_cache, v_cache, kv_indptr, kv_indices, tree_mask, scale, tail)
+    keys = len(kv_indices) // max(1, len(kv_indptr) - 1) if max_keys is None else max_keys
+    return run(q, k_cache, v_cache, kv_indptr, kv_indices, tree_mask, scale, tail, keys)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from refspec.contracts import ForwardBatch, ForwardOutput
-from refspec.kernels import tree_attention
+from refspec.kernels import paged_kv_indices, tree_attention
 from refspec.kernels.backend import resolve_backend
 from refspec.memory.kv_pool import KVLayout, MHATokenToKVPool
 
@@ -102,12 +102,22 @@ class PagedAttention:
     """As PoolAttention, but by the operation `tree_attention`, which reads keys and values in their slots.
 
     What all layers need, the slots of each request's columns and the mask, is made once.
+
+    lens: i64 (b), batch.prefix_lens on the device. Where it is given, nothing here depends on what they are, as a CUDA
+    graph demands that is captured once and replayed for any: buffers have room for the longest context.
     """
 
-    def __init__(self, batch: ForwardBatch, pool: MHATokenToKVPool) -> None:
+    def __init__(self, batch: ForwardBatch, pool: MHATokenToKVPool, lens: Tensor | None = None) -> None:
         self.batch, self.pool = batch, pool
         self.padding = RowPadding(batch.q_lens, batch.input_ids.device)
-        self.kv_indptr, self.kv_indices = _slots_in_a_row(batch)
+        (b, tail), longest = batch.tail_slots.shape, batch.req_to_token.shape[1]
+        self.max_keys = None if lens is None else longest + tail
+        room = sum(batch.prefix_lens) + b * tail if lens is None else b * (longest + tail)
+        if lens is None:
+            lens = torch.tensor(batch.prefix_lens, dtype=torch.int64, device=batch.rows.device)
+        self.kv_indptr, self.kv_indices = paged_kv_indices(
+            batch.req_to_token, batch.rows, lens, batch.tail_slots, room
+        )
         if batch.tail_mask is None:  # as of a tail of one column
             self.tree_mask = torch.ones(
                 self.padding.batch_size * self.padding.rows, dtype=torch.bool, device=batch.input_ids.device
@@ -127,6 +137,7 @@ class PagedAttention:
             self.kv_indices,
             self.tree_mask,
             scale=q.shape[-1] ** -0.5,
+            max_keys=self.max_keys,
         )
         return self.padding.unpad(out)
 
@@ -136,10 +147,13 @@ class PagedAttention:
 
 
 class RowPadding:
-    """Requests with unequal numbers of rows, made equal: each gets as many as the longest has, zeros at the end."""
+    """Requests with unequal numbers of rows, made equal: each gets as many as the longest has, zeros at the end.
 
-    def __init__(self, q_lens: list[int], device: torch.device) -> None:
-        self.batch_size, self.rows = len(q_lens), max(q_lens)
+    rows: so many for each, if given, and none may have more.
+    """
+
+    def __init__(self, q_lens: list[int], device: torch.device, rows: int | None = None) -> None:
+        self.batch_size, self.rows = len(q_lens), rows or max(q_lens)
         self.places: Tensor | None = None  # (n) where row i stands among the b·Q; None: there is nothing to pad
         if min(q_lens) < self.rows:
             starts = range(0, self.batch_size * self.rows, self.rows)
@@ -195,8 +209,14 @@ class ModelRunner:
                 return ForwardOutput(self.shared_head(hidden, phase)[:, : self.vocab_size], hidden)
             return ForwardOutput(hidden.new_zeros(0, self.vocab_size), hidden)
         self.forwards[phase] += 1
+        return self.run(batch, phase, logits_rows)
+
+    def run(
+        self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None, lens: Tensor | None = None
+    ) -> ForwardOutput:
+        """The forward itself, of one row or more. GraphRunner has another way. lens: as of PagedAttention."""
         paged = resolve_backend("auto", self.device) == "triton"
-        attend = PagedAttention(batch, self.pool) if paged else PoolAttention(batch, self.pool)
+        attend = PagedAttention(batch, self.pool, lens) if paged else PoolAttention(batch, self.pool)
         hidden_states = self.model(batch.input_ids, batch.positions, attend, batch.hidden_states)
         read = hidden_states if logits_rows is None else hidden_states.index_select(0, logits_rows)
         logits = self.shared_head(read, phase) if self.shared_head else self.model.logits(read)
@@ -212,25 +232,6 @@ def greedy_choice(logits: Tensor) -> Tensor:
     if not bool(best.values.isfinite().all()):
         raise ValueError("the target's logits are NaN or infinite: its weights or its config.json are no good")
     return best.indices
-
-
-def _slots_in_a_row(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-    """The slots that each request's rows may read, request after request: its committed ones, then its tail.
-
-    Returns kv_indptr i64 (b + 1) and kv_indices i64. How many there are is known on the host, so that nothing waits for
-    the device.
-    """
-    (b, tail), device = batch.tail_slots.shape, batch.tail_slots.device
-    prefix_lens = torch.tensor(batch.prefix_lens, device=device)
-    lens = prefix_lens + tail
-    kv_indptr = F.pad(lens.cumsum(0), (1, 0))
-    total = sum(batch.prefix_lens) + b * tail
-    request = torch.arange(b, device=device).repeat_interleave(lens, output_size=total)
-    column = torch.arange(total, device=device) - kv_indptr[request]
-    width = max(batch.prefix_lens)
-    stale = (width - prefix_lens)[request]  # columns between the committed ones and the tail
-    column = torch.where(column < prefix_lens[request], column, column + stale)
-    return kv_indptr, torch.cat([_prefix_slots(batch), batch.tail_slots], dim=1)[request, column]
 
 
 def _prefix_slots(batch: ForwardBatch) -> Tensor:
