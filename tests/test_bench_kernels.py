@@ -119,6 +119,8 @@ def test_bytes_by_hand_of_slots_and_rows() -> None:
     indptr, places = 8 * (4 + 1), 8 * 2 * 2
     indices = 8 * (12 + 8) + 8 * (2 * 12 + 8) + indptr + places
     assert moved("draft_kv_indices", tree) == {"page 1": indices, "page 4": indices}
+    # 12 committed slots and 2·N nodes, in and out
+    assert moved("paged_kv_indices", chain) == {"verify": 2 * 8 * (12 + 2 * chain.num_draft_tokens) + 2 * 16 + 8 * 3}
     # Contexts of 17 and 79 tokens in pages of 4: tails of 1 and 3, read once, written once for k = 2.
     assert moved("duplicate_prefix_tail", tree) == {"page 4": (1 + 3) * 2 * (row + 8) + places}
 

@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "links_from_mask": lambda **b: kernels.links_from_mask(torch.zeros(0, 2, 2).bool(), **b),
     "move_kv_cache": lambda **b: kernels.move_kv_cache(SimpleNamespace(layers=[]), NONE, NONE, **b),
     "padded_extend_inputs": lambda **b: kernels.padded_extend_inputs(NONE, NONE.int(), NONE.int(), 4, **b),
+    "paged_kv_indices": lambda **b: kernels.paged_kv_indices(NONE_BY_TWO, NONE, NONE, NONE_BY_TWO, 0, **b),
     "ragged_extend_inputs": lambda **b: kernels.ragged_extend_inputs(NONE, NONE.int(), NONE.int(), **b),
     "stable_topk": lambda **b: kernels.stable_topk(torch.zeros(0, 3), 2, **b),
     "tree_attention": lambda **b: kernels.tree_attention(
@@ -67,6 +68,7 @@ RETURNS: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "links_from_mask": [((0, 2), I64)] * 3,
     "move_kv_cache": [],
     "padded_extend_inputs": [((0,), I64)] * 3,
+    "paged_kv_indices": [((1,), I64), ((0,), I64)],
     "ragged_extend_inputs": [((0,), I64)] * 3,
     "stable_topk": [((0, 2), F32), ((0, 2), I64)],
     "tree_attention": [((0, 1, 2), F32)],

@@ -82,6 +82,7 @@ def bench_engine(
     dtype: str | None = None,
     device: str | None = None,
     backend: str = "auto",
+    graphs: bool | None = None,
     exact_branch_kv: bool = False,
     vs_hf: bool = False,
     progress: Progress = lambda done, total: None,
@@ -90,13 +91,13 @@ def bench_engine(
 
     Raises ValueError for what the engine refuses, and if vs_hf is asked for where transformers is not installed.
     """
-    plain_engine = Engine(target, dtype=dtype, device=device, backend=backend)
+    plain_engine = Engine(target, dtype=dtype, device=device, backend=backend, graphs=graphs)
     contestants = [Contestant("plain", None)]
     engines: list[Engine | None] = [plain_engine]
     runners: list[Runner] = [_engine_runner(plain_engine)]
     for k, steps, n in shapes:
         spec = SpecConfig(topk=k, num_steps=steps, num_draft_tokens=n, exact_branch_kv=exact_branch_kv)
-        engine = Engine(target, draft, spec, dtype=dtype, device=device, backend=backend)
+        engine = Engine(target, draft, spec, dtype=dtype, device=device, backend=backend, graphs=graphs)
         engines.append(engine)
         runners.append(_engine_runner(engine))
         contestants.append(
@@ -149,6 +150,7 @@ def bench_engine(
         "threads": torch.get_num_threads(),
         "dtype": str(plain_engine.dtype).removeprefix("torch."),
         "backend": plain_engine.backend,
+        "graphs": list(plain_engine.graphs),
         "torch": torch.__version__,
         "exact_branch_kv": exact_branch_kv,
         "max_new_tokens": max_new_tokens,

@@ -437,6 +437,20 @@ def _ragged_extend_inputs(s: Serving, device: torch.device) -> Iterator[Case]:
     yield Case(str(s), arguments, I64 * total + s.batch * (I64 + I32 + I32 + 2 * I64))
 
 
+def _paged_kv_indices(s: Serving, device: torch.device) -> Iterator[Case]:
+    table = _Table.of(s, 1, device)
+    tail_slots = torch.arange(s.batch * s.num_draft_tokens, device=device).view(s.batch, -1)
+    slots = int(table.seq_lens.sum()) + tail_slots.numel()
+    arguments = {
+        "req_to_token": table.req_to_token,
+        "req_pool_indices": table.req_pool_indices,
+        "prefix_lens": table.seq_lens,
+        "tail_slots": tail_slots,
+        "room": slots,
+    }
+    yield Case(f"{s} verify", arguments, 2 * I64 * slots + I64 * (3 * s.batch + 1))
+
+
 def _stable_topk(s: Serving, device: torch.device) -> Iterator[Case]:
     b, k = s.batch, s.topk
     pool = k + (s.num_steps - 1) * k * k
@@ -562,6 +576,7 @@ CASES: dict[str, Callable[[Serving, torch.device], Iterator[Case]]] = {
     "links_from_mask": _links_from_mask,
     "move_kv_cache": _move_kv_cache,
     "padded_extend_inputs": _padded_extend_inputs,
+    "paged_kv_indices": _paged_kv_indices,
     "ragged_extend_inputs": _ragged_extend_inputs,
     "stable_topk": _stable_topk,
     "tree_attention": _tree_attention,

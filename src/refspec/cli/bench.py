@@ -39,6 +39,10 @@ def engine(
     backend: Annotated[
         str, typer.Option(parser=one_of(*BACKENDS), metavar="|".join(BACKENDS), help="as of refspec generate")
     ] = BACKENDS[0],
+    graphs: Annotated[
+        bool | None,
+        typer.Option("--graphs/--no-graphs", help="as of refspec generate", show_default="on a GPU with the kernels"),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of torch")] = None,
     exact_branch_kv: Annotated[bool, typer.Option(help="draft branches attend their true ancestors")] = False,
     vs_hf: Annotated[bool, typer.Option(help="also run transformers' generate on the same weights")] = False,
@@ -71,6 +75,7 @@ def engine(
             dtype=dtype,
             device=device,
             backend=backend,
+            graphs=graphs,
             exact_branch_kv=exact_branch_kv,
             vs_hf=vs_hf,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

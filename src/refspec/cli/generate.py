@@ -59,6 +59,7 @@ OPTIONS = {
     "threshold_single": "--threshold-single",
     "threshold_acc": "--threshold-acc",
     "kv_slots": "--kv-slots",
+    "graphs=False": "--no-graphs",
 }
 PATIENCE_SECONDS = 1.0  # a run that is over by then shows no progress bar
 MOST_LENS = 60  # accept lengths that are listed one by one
@@ -208,6 +209,14 @@ def generate(
     kv_slots: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens that the KV pool holds.", show_default="the engine's")
     ] = None,
+    graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--graphs/--no-graphs",
+            help="Record decode forwards once and replay them; on a CPU that gains nothing, and can be tried.",
+            show_default="on a GPU with the kernels",
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go through the rounds, by key; then the rest.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all rounds to this file, for refspec trace show.")
@@ -269,7 +278,7 @@ def generate(
             from refspec.engine.record import make_trace
 
             pool: dict[str, Any] = {} if kv_slots is None else {"kv_slots": kv_slots}
-            engine = Engine(target, draft, spec, device, dtype, backend, **pool)
+            engine = Engine(target, draft, spec, device, dtype, backend, graphs=graphs, **pool)
         announce_interpreter(engine.backend, as_json)
         settings = asdict(params)
         if schema is not None:
@@ -286,6 +295,7 @@ def generate(
             "device": str(engine.device),
             "backend": engine.backend,
             "kv_slots": engine.allocator.size,
+            "graphs": list(engine.graphs),
             "trace": None if trace is None else str(trace),
             "prompts": prompts,
         }

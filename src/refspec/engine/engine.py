@@ -28,6 +28,7 @@ from refspec.requests.finish import matched_stop
 from refspec.requests.json_grammar import JsonGrammar
 from refspec.requests.output_text import OutputText
 from refspec.requests.request import Request
+from refspec.runtime.graphs import GraphRunner, capture_sizes
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Observer, Stats, Worker
 from refspec.workers.eagle_v1 import EagleWorkerV1
@@ -90,6 +91,9 @@ class Engine:
     chunk_size: prompt tokens that are read in one step; None: any number.
     retraction: who loses his slots when there are too few for the next round: "newest", who came last; "largest", who
         holds most; "least_output", who has brought least.
+    graphs: whether decoding replays graphs (runtime/graphs.py): True, False, or the batch sizes to capture. None: on a
+        GPU with the kernels. On a CPU there is nothing to gain, but their buffers and padding can be tried. The sizes
+        are in .graphs afterwards.
 
     Raises ValueError (CheckpointError for a model folder) with one line that says what is wrong.
     """
@@ -108,6 +112,7 @@ class Engine:
         prefix_cache: bool = False,
         chunk_size: int | None = None,
         retraction: str = "newest",
+        graphs: bool | Sequence[int] | None = None,
     ) -> None:
         require_int("kv_slots", kv_slots, at_least=1)
         require_int("max_running", max_running, at_least=1)
@@ -130,6 +135,10 @@ class Engine:
         self.spec = spec
         self.device = _device_of(target, device)
         self.backend = resolve_backend(backend, self.device)
+        on_gpu = self.device.type == "cuda"
+        self.graphs = capture_sizes(graphs, on_gpu and self.backend == "triton", max_running)
+        if self.graphs and on_gpu and self.backend != "triton":
+            raise ValueError("graphs on a GPU need the backend triton: leave one of the two out")
         self.tokenizer: Tokenizer | None = None
         self.target_model = self._load_target(target, resolve_dtype(dtype))
         self.dtype = self.target_model.kv_layout.dtype
@@ -143,7 +152,7 @@ class Engine:
 
         self.allocator = SlotAllocator(kv_slots, self.device, page_size)
         self.table = ReqTable(max_running, _table_width(self.max_context, spec), self.device)
-        target_runner = self._runner(self.target_model)
+        target_runner = self._runner(self.target_model, {"target": 1 if spec is None else spec.num_draft_tokens})
         worker: Worker
         if spec is None:
             if draft is not None:
@@ -153,7 +162,8 @@ class Engine:
             if spec.topk > vocab_size:
                 raise ValueError(f"topk is {spec.topk}, but the vocabulary has only {vocab_size} ids")
             self.draft_model = self._load_draft(target, draft)
-            worker = EagleWorkerV1(target_runner, self._runner(self.draft_model), self.allocator, self.stats, spec)
+            draft_runner = self._runner(self.draft_model, {"draft": spec.topk, "extend": spec.num_steps + 1})
+            worker = EagleWorkerV1(target_runner, draft_runner, self.allocator, self.stats, spec)
         cache = PrefixCache(self.allocator, pair_keys=worker.reads_ahead) if prefix_cache else None
         policy = RETRACTION_POLICIES[retraction]
         self.scheduler = Scheduler(worker, self.allocator, self.table, max_running, cache, chunk_size, policy)
@@ -288,9 +298,14 @@ class Engine:
 
     # --- behind it ------------------------------------------------------------------------------------------------
 
-    def _runner(self, model: ServedModel) -> ModelRunner:
+    def _runner(self, model: ServedModel, rows: dict[str, int]) -> ModelRunner:
+        """rows: by phase, what each request has of them at most, in forwards that a graph may hold."""
         pool = self.allocator
-        return ModelRunner(model, pool.size, self.device, self.stats.forwards, self.vocab_size, pool.page_size)
+        basics = model, pool.size, self.device, self.stats.forwards, self.vocab_size, pool.page_size
+        if not self.graphs:
+            return ModelRunner(*basics)
+        counts = self.stats.graph_replays, self.stats.graph_fallbacks
+        return GraphRunner(*basics, self.table.req_to_token, self.graphs, rows, *counts)
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self.encode(prompt)

@@ -37,7 +37,7 @@ def paged_kv_indices_torch(
     return kv_indptr, kv_indices
 
 
-@triton.jit(do_not_specialize=["tail", "room"])
+@triton.jit(do_not_specialize=["tail", "room", "tail_stride"])
 def _paged_kv_indices_kernel(
     req_to_token,
     req_pool_indices,

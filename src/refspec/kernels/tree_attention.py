@@ -45,11 +45,11 @@ def tree_attention_torch(
     tree_mask: Tensor,
     scale: float,
     tail: int | None,
-    keys: int,
+    planned_keys: int,
 ) -> Tensor:
     """The reference of `tree_attention`: sequence by sequence, at least in float32.
 
-    tail: T, None for "full". keys: of a sequence, for a plan that the reference does not make.
+    tail: T, None for "full". planned_keys: of a sequence, for a plan that the reference does not make.
     """
     out = torch.empty(*q.shape, dtype=q.dtype, device=q.device)
     bounds = kv_indptr.tolist()
@@ -201,9 +201,9 @@ def tree_attention_triton(
     tree_mask: Tensor,
     scale: float,
     tail: int | None,
-    keys: int,
+    planned_keys: int,
 ) -> Tensor:
-    """The kernels' launches: one, or two where sequences of so many keys are long and few."""
+    """The kernels' launches: one, or two where contexts are to be long and sequences few."""
     rows, heads, dim = q.shape
     out = torch.empty(*q.shape, dtype=q.dtype, device=q.device)
     if not out.numel():
@@ -217,7 +217,7 @@ def tree_attention_triton(
     block_m, block_n, warps, stages = _blocks(nodes * group, block_d, q.element_size())
     tiles = triton.cdiv(nodes * group, block_m)
     programs = sequences * kv_heads * tiles
-    parts = _parts(programs, keys, q.device)
+    parts = _parts(programs, planned_keys, q.device)
     outs, lse = out, out  # of one part
     if parts > 1:
         outs = torch.empty(parts, *q.shape, dtype=acc, device=q.device)
@@ -368,5 +368,5 @@ def tree_attention(
         check_bounds("kv_indptr's differences", kv_indptr.diff(), tail or 0, len(kv_indices) + 1)
         check_bounds("kv_indices", kv_indices[:end], 0, len(k_cache))
     count_launch("tree_attention")
-    keys = len(kv_indices) // max(1, len(kv_indptr) - 1) if max_keys is None else max_keys
-    return run(q, k_cache, v_cache, kv_indptr, kv_indices, tree_mask, scale, tail, keys)
+    planned_keys = len(kv_indices) // max(1, len(kv_indptr) - 1) if max_keys is None else max_keys
+    return run(q, k_cache, v_cache, kv_indptr, kv_indices, tree_mask, scale, tail, planned_keys)

@@ -115,9 +115,7 @@ class PagedAttention:
         room = sum(batch.prefix_lens) + b * tail if lens is None else b * (longest + tail)
         if lens is None:
             lens = torch.tensor(batch.prefix_lens, dtype=torch.int64, device=batch.rows.device)
-        self.kv_indptr, self.kv_indices = paged_kv_indices(
-            batch.req_to_token, batch.rows, lens, batch.tail_slots, room
-        )
+        self.kv_indptr, self.kv_indices = paged_kv_indices(batch.req_to_token, batch.rows, lens, batch.tail_slots, room)
         if batch.tail_mask is None:  # as of a tail of one column
             self.tree_mask = torch.ones(
                 self.padding.batch_size * self.padding.rows, dtype=torch.bool, device=batch.input_ids.device

@@ -50,6 +50,8 @@ class Stats:
     cached_tokens: int = 0  # that were found in the prefix cache, and not read again
     evicted_tokens: int = 0  # that the prefix cache gave up
     forwards: Counter[str] = field(default_factory=Counter)  # target, draft, extend, prefill_target, prefill_draft
+    graph_replays: Counter[str] = field(default_factory=Counter)  # forwards that a graph was replayed for, by phase
+    graph_fallbacks: Counter[str] = field(default_factory=Counter)  # those that ran as if there were none
     launches: Counter[str] = field(default_factory=Counter)  # by operation of refspec.kernels
     slots_taken: Counter[str] = field(default_factory=Counter)  # by phase
     slots_returned: Counter[str] = field(default_factory=Counter)  # by phase
@@ -112,6 +114,8 @@ class Stats:
             "evicted_tokens": self.evicted_tokens,
             "accept_length": self.accept_length,
             "accept_rate": self.accept_rate,
+            "graph_replays": dict(self.graph_replays),
+            "graph_fallbacks": dict(self.graph_fallbacks),
             "launches": dict(self.launches),
             "slots_taken": dict(self.slots_taken),
             "slots_returned": dict(self.slots_returned),
