@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -138,6 +139,48 @@ def test_parts_fill_a_gpu_and_no_more() -> None:
     assert MODULE._parts(10 * enough, 10**6, cpu) == 1
     assert MODULE._parts(1, 2 * MODULE.LEAST_KEYS_OF_A_PART, cpu) == 2
     assert MODULE._parts(1, 3, cpu) == 1
+
+
+@both_backends
+def test_room_for_longer_contexts_changes_nothing(backend: str) -> None:
+    """As a CUDA graph needs it: a launch planned for 1200 keys, in several parts, serves any lengths up to there."""
+    pool, q, mask = pool_of(700, 1, 16), torch.randn(4, 1, 16), torch.rand(2, 2, 2) < 0.7
+    assert MODULE._parts(2, 1200, torch.device("cpu")) > 1
+    for lens in ([2, 2], [650, 3], [17, 400]):
+        slots = random_slots(lens, 700)
+        flat = [slot for sequence in slots for slot in sequence]
+        indptr, nobodys = torch.tensor([0, *lens]).cumsum(0), [-(10**9)] * (2400 - len(flat))
+        out = tree_attention(
+            q, pool[:, 0], pool[:, 1], indptr, torch.tensor(flat + nobodys), mask.flatten(), 0.3, backend, max_keys=1200
+        )
+        expected = written_out(q, pool, slots, tail_seen(mask, lens), 0.3)
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=3e-6)
+
+
+@needs_interpreter
+def test_with_room_the_launches_depend_on_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: list[tuple[int, ...]] = []
+
+    class Watched:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return self.kernel[grid]
+
+    for name in ("_attend_kernel", "_combine_kernel"):
+        monkeypatch.setattr(MODULE, name, Watched(getattr(MODULE, name)))
+    pool, q, seen = pool_of(900, 1, 16), torch.randn(1, 1, 16), torch.ones(1).bool()
+    for max_keys, different in ((900, 1), (None, 2)):
+        launched = []
+        for length in (3, 600):
+            grids.clear()
+            room = 900 if max_keys else length
+            indptr, indices = torch.tensor([0, length]), torch.arange(room)
+            tree_attention(q, pool[:, 0], pool[:, 1], indptr, indices, seen, 0.3, "triton", max_keys=max_keys)
+            launched.append(tuple(grids))
+        assert len(set(launched)) == different
 
 
 @both_backends
@@ -287,6 +330,10 @@ GOOD = {
         ({"kv_indices": torch.arange(5).int()}, "kv_indices is torch.int32"),
         ({"tree_mask": torch.ones(9).bool()}, "tree_mask has 9 entries"),
         ({"tree_mask": torch.ones(8).byte()}, "tree_mask is torch.uint8"),
+        ({"max_keys": -1}, "max_keys is -1"),
+        ({"max_keys": 3, "kv_indptr": torch.tensor([0, 2, 6])}, "it must lead from 0 to at most 5"),
+        ({"max_keys": 3, "kv_indptr": torch.tensor([0, 2, 3])}, "kv_indptr's differences has entries from 1"),
+        ({"max_keys": 3, "tree_mask": torch.ones(10).bool()}, "must have as many for each of the 4 rows$"),
     ],
 )
 def test_bad_arguments_are_named(changed: dict[str, Tensor], message: str) -> None:

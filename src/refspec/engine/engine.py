@@ -92,8 +92,8 @@ class Engine:
     retraction: who loses his slots when there are too few for the next round: "newest", who came last; "largest", who
         holds most; "least_output", who has brought least.
     graphs: whether decoding replays graphs (runtime/graphs.py): True, False, or the batch sizes to capture. None: on a
-        GPU with the kernels. On a CPU there is nothing to gain, but their buffers and padding can be tried. The sizes
-        are in .graphs afterwards.
+        GPU with the kernels, for models that have weights. On a CPU nothing is gained, but buffers and padding can be
+        tried. The sizes are in .graphs afterwards.
 
     Raises ValueError (CheckpointError for a model folder) with one line that says what is wrong.
     """
@@ -136,7 +136,8 @@ class Engine:
         self.device = _device_of(target, device)
         self.backend = resolve_backend(backend, self.device)
         on_gpu = self.device.type == "cuda"
-        self.graphs = capture_sizes(graphs, on_gpu and self.backend == "triton", max_running)
+        can_be_captured = on_gpu and self.backend == "triton" and isinstance(target, str | Path | nn.Module)
+        self.graphs = capture_sizes(graphs, can_be_captured, max_running)
         if self.graphs and on_gpu and self.backend != "triton":
             raise ValueError("graphs on a GPU need the backend triton: leave one of the two out")
         self.tokenizer: Tokenizer | None = None

@@ -130,8 +130,8 @@ class StaticBuffers:
         more_rows, more_columns = self.shape.rows - max(batch.q_lens), self.shape.tail - batch.tail_slots.shape[1]
         put(self.tail_slots, F.pad(batch.tail_slots, (0, more_columns)))
         if batch.tail_mask is not None:
-            # Nobody sees a padded column. A padded row sees something, or its softmax would be NaN, and NaN is what
-            # would then stand in slot 0.
+            # No row of the batch sees a padded column. A padded row sees something: a softmax over nothing is NaN with
+            # many an attention, and would leave NaN in slot 0.
             mask = F.pad(batch.tail_mask, (0, more_columns), value=False)
             put(self.tail_mask, F.pad(mask, (0, 0, 0, more_rows), value=True), filling=True)
         if self.hidden_states is not None:
@@ -256,7 +256,7 @@ class GraphRunner(ModelRunner):
             except RuntimeError as error:  # torch's errors of CUDA, and of memory that ran out, are such
                 cause = error.__context__ or error  # that of ending the capture says nothing
                 raise CaptureFailed(
-                    f"the {shape.phase} forward of {size} requests could not be captured as a CUDA graph "
+                    f"the {shape.phase} forward of a batch of {size} could not be captured as a CUDA graph "
                     f"({str(cause).strip().splitlines()[0]}): graphs=False does without"
                 ) from error
             self.graphs[shape, size] = graph
