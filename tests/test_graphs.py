@@ -349,15 +349,15 @@ def test_warm_up_comes_before_recording_and_only_replays_count_as_launches(cuda:
 def test_a_forward_that_cannot_be_recorded_is_one_clear_line(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, graphed = runners(TARGET)
     graphed.cuda = graphs.CudaWorkspace.on(torch.device("cuda"))
-    original = ModelRunner.run
+    original = ModelRunner.run_eagerly
 
-    def run(*arguments: Any) -> ForwardOutput:
+    def run_eagerly(*arguments: Any) -> ForwardOutput:
         if cuda[-1] == "record":
             cuda.append("fails")
             raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
         return original(*arguments)
 
-    monkeypatch.setattr(ModelRunner, "run", run)
+    monkeypatch.setattr(ModelRunner, "run_eagerly", run_eagerly)
     monkeypatch.setattr(graphs, "resolve_backend", lambda *_: "triton")
     with pytest.raises(CaptureFailed) as error:
         graphed.forward(ragged([3, 3, 3], [2, 1, 4], [1, 2, 3]), "target")

@@ -198,16 +198,14 @@ class GraphRunner(ModelRunner):
         self.eager_outputs: list[Tensor] = []
 
     # region replay
-    def run(
-        self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None, lens: Tensor | None = None
-    ) -> ForwardOutput:
-        """As ModelRunner's, by a replay where there is a graph for such a batch, or can be."""
+    def run(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None) -> ForwardOutput:
+        """By a replay where there is a graph for such a batch, or can be."""
         if phase not in self.rows:
-            return super().run(batch, phase, logits_rows)
+            return self.run_eagerly(batch, phase, logits_rows)
         shape, size = self._shape_of(batch, phase, logits_rows), self._size_for(len(batch.q_lens))
         if shape is None or size is None:
             self.fallbacks[phase] += 1
-            return super().run(batch, phase, logits_rows)
+            return self.run_eagerly(batch, phase, logits_rows)
         self.replays[phase] += 1
         buffers = self._buffers_of(shape)
         padding = RowPadding(batch.q_lens, self.device, shape.rows)
@@ -257,7 +255,7 @@ class GraphRunner(ModelRunner):
                 cause = error.__context__ or error  # that of ending the capture says nothing
                 raise CaptureFailed(
                     f"the {shape.phase} forward of a batch of {size} could not be captured as a CUDA graph "
-                    f"({str(cause).strip().splitlines()[0]}): graphs=False does without"
+                    f"({(str(cause).strip() or type(cause).__name__).splitlines()[0]}): graphs=False does without"
                 ) from error
             self.graphs[shape, size] = graph
         return self.graphs[shape, size]
@@ -268,7 +266,7 @@ class GraphRunner(ModelRunner):
         logits_rows = buffers.logits_rows[:size] if buffers.shape.chosen else None
 
         def body() -> ForwardOutput:
-            return ModelRunner.run(self, buffers.batch(size), buffers.shape.phase, logits_rows, lens)
+            return self.run_eagerly(buffers.batch(size), buffers.shape.phase, logits_rows, lens)
 
         return body
 

@@ -209,10 +209,14 @@ class ModelRunner:
         self.forwards[phase] += 1
         return self.run(batch, phase, logits_rows)
 
-    def run(
+    def run(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None) -> ForwardOutput:
+        """The forward itself, of one row or more, and how it is made: here as it comes."""
+        return self.run_eagerly(batch, phase, logits_rows)
+
+    def run_eagerly(
         self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None, lens: Tensor | None = None
     ) -> ForwardOutput:
-        """The forward itself, of one row or more. GraphRunner has another way. lens: as of PagedAttention."""
+        """Operation by operation. lens: as of PagedAttention."""
         paged = resolve_backend("auto", self.device) == "triton"
         attend = PagedAttention(batch, self.pool, lens) if paged else PoolAttention(batch, self.pool)
         hidden_states = self.model(batch.input_ids, batch.positions, attend, batch.hidden_states)
