@@ -36,7 +36,7 @@ SCRIPTED = ScriptedModel(peaked_logits(VOCAB), VOCAB)
 def runners(model: Any, sizes: tuple[int, ...] = (1, 2, 4)) -> tuple[ModelRunner, GraphRunner]:
     """An eager one and one with graphs, whose pools hold the same."""
     eager = ModelRunner(model, SLOTS, CPU, Counter())
-    graphed = GraphRunner(model, SLOTS, CPU, Counter(), None, TABLE, sizes, ROWS, Counter(), Counter())
+    graphed = GraphRunner(model, SLOTS, CPU, Counter(), None, 1, TABLE, sizes, ROWS, Counter(), Counter())
     torch.manual_seed(5)
     eager.pool.buffer.normal_()
     graphed.pool.buffer.copy_(eager.pool.buffer)
