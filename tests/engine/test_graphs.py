@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,31 @@ def test_requests_that_arrive_and_leave(models: Callable[[], Models], shape: str
     assert [g.accept_lens for g in replayed] == [g.accept_lens for g in without]
     assert complaints == set()
     assert_counted(engine)
+
+
+@pytest.mark.parametrize("models", [scripted, scripted_alike])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("shape", ["plain", "chain", "exact tree"])
+def test_pages_chunks_shared_prefixes_and_retraction(shape: str, page_size: int, models: Callable[[], Models]) -> None:
+    """A pool that is too small for five: who is thrown out and comes back has other slots and another place."""
+    pair, prompts, params = models(), prompts_for(models, 9), budgets(9)
+    prompts = [[0, 7, 7, 7, 3, 1, *prompt] for prompt in prompts]
+    expected = engine_of(pair, SPECS[shape]).generate(prompts, params)
+    spec = SPECS[shape] and replace(SPECS[shape], page_size=page_size)
+    slots = {1: 56, 4: 56, 16: 128}[page_size] if shape == "exact tree" else 32  # about what one of them may need
+    settings = {"max_running": 5, "page_size": page_size, "chunk_size": 5, "prefix_cache": True}
+    engine = engine_of(pair, spec, graphs=(2, 4), kv_slots=slots, **settings)
+    with watched(engine) as complaints:
+        replayed = engine.generate(prompts, params)
+    engine.check()
+    assert_same_output(expected, replayed)
+    # The rest of a request's last page was taken in an earlier step.
+    assert complaints <= ({"a write to a slot that was not taken"} if page_size > 1 else set())
+    assert engine.stats.retractions > 0
+    assert_counted(engine)
+    if models is scripted_alike and spec:
+        accepted = [g.accept_lens[:-1] for g in replayed]
+        assert all(length == spec.num_steps + 1 for lens in accepted for length in lens)
 
 
 @pytest.mark.parametrize("sampler", ["target_only", "rejection", "block"])
