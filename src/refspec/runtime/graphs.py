@@ -74,7 +74,6 @@ def capture_sizes(graphs: bool | Sequence[int] | None, by_default: bool, max_run
     return tuple(sorted(set(sizes)))
 
 
-# region shape
 @dataclass(frozen=True)
 class Shape:
     """What two forwards must have in common, apart from the batch size, to be the same launches."""
@@ -85,9 +84,6 @@ class Shape:
     masked: bool  # there is a tail mask
     fed: tuple[int, torch.dtype] | None  # width and type of the hidden states that go in
     chosen: bool  # one row of each request gets logits, that which logits_rows names; else all do
-
-
-# endregion shape
 
 
 class StaticBuffers:
@@ -111,7 +107,6 @@ class StaticBuffers:
         if shape.fed:
             self.hidden_states = torch.zeros(size, shape.rows, shape.fed[0], dtype=shape.fed[1], device=device)
 
-    # region fill
     def fill(self, batch: ForwardBatch, padding: RowPadding, logits_rows: Tensor | None, size: int) -> None:
         """Copy the batch to the front, and write padding behind it, up to `size` requests.
 
@@ -139,8 +134,6 @@ class StaticBuffers:
             put(self.hidden_states, padding.pad(batch.hidden_states))
         if logits_rows is not None:
             put(self.logits_rows, logits_rows if padding.places is None else padding.places[logits_rows])
-
-    # endregion fill
 
     def batch(self, size: int) -> ForwardBatch:
         """The buffers as a batch of `size` requests: views, which stay right as the buffers change.
@@ -197,7 +190,6 @@ class GraphRunner(ModelRunner):
         self.cuda = CudaWorkspace.on(device) if device.type == "cuda" else None
         self.eager_outputs: list[Tensor] = []
 
-    # region replay
     def run(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None) -> ForwardOutput:
         """By a replay where there is a graph for such a batch, or can be."""
         if phase not in self.rows:
@@ -212,8 +204,6 @@ class GraphRunner(ModelRunner):
         buffers.fill(batch, padding, logits_rows, size)
         out = self._graph_of(buffers, size).replay()
         return _without_padding(out, padding, logits_rows)
-
-    # endregion replay
 
     def _size_for(self, batch_size: int) -> int | None:
         """The smallest captured size that holds the batch."""
@@ -307,7 +297,6 @@ class CudaWorkspace:
 class CudaGraph:
     """A forward's launches, recorded. Raises RuntimeError if it does what cannot be: wait for the device, say."""
 
-    # region capture
     def __init__(self, body: Body, workspace: CudaWorkspace) -> None:
         counted, stream = launches.copy(), workspace.stream
         with torch.cuda.device(workspace.device), check_values(False):  # looking at values is waiting for the device
@@ -327,8 +316,6 @@ class CudaGraph:
                 torch.cuda.set_stream(current)  # torch leaves the other one where recording fails
                 launches.clear()  # none of these was asked for by anybody
                 launches.update(counted)
-
-    # endregion capture
 
     def replay(self) -> ForwardOutput:
         """Launch all of it, over what the buffers now hold. The outputs stand where they stood the last time."""
