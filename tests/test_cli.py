@@ -204,6 +204,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "device": ["--device", "cpu:0"],
         "backend": ["--backend", "torch"],  # what arrives of "triton" is told in tests/engine/test_backends.py
         "kv_slots": ["--kv-slots", "777"],
+        "graphs": ["--graphs"],
         "trace": ["--trace", str(trace_file)],
         "as_json": ["--json"],
     }
@@ -245,6 +246,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "device": "cpu:0",
         "backend": "torch",
         "kv_slots": 777,
+        "graphs": [1, 2, 4, 8, 16, 32],
         "trace": str(trace_file),
         "prompts": ["first", "second", "from a file", "from stdin"],
     }
