@@ -210,15 +210,17 @@ def test_SEQ_10_four_requests_then_one(models: Callable[[], Models], shape: str)
     assert_same_output(engine_of(pair, SPECS[shape]).generate(prompts[2:3], params[2:3]), replayed[2:3])
 
 
-@pytest.mark.parametrize("shape", ["plain", "chain", "tree", "exact tree"])
-def test_SEQ_12_six_requests_where_four_were_captured(shape: str) -> None:
+@pytest.mark.parametrize("k", [0, 1, 2, 4])
+def test_SEQ_12_six_requests_where_four_were_captured(k: int) -> None:
+    """k = 0: plainly. Not four of them, and not four and padding: all six, as alone."""
+    spec = SpecConfig(topk=k, num_steps=3, num_draft_tokens=4) if k else None
     prompts, params = prompts_for(scripted, 6), [SamplingParams(max_new_tokens=14)] * 6
-    engine = engine_of(scripted(), SPECS[shape], graphs=(4,))
+    engine = engine_of(scripted(), spec, graphs=(4,))
     together = engine.generate(prompts, params)
     assert engine.stats.graph_fallbacks["target"] > 0
     assert len(together) == 6
     for prompt, one in zip(prompts, together, strict=True):
-        assert_same_output(engine_of(scripted(), SPECS[shape]).generate([prompt], params[:1]), [one])
+        assert_same_output(engine_of(scripted(), spec).generate([prompt], params[:1]), [one])
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
