@@ -210,7 +210,7 @@ class ModelRunner:
         return self.run(batch, phase, logits_rows)
 
     def run(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None) -> ForwardOutput:
-        """The forward itself, of one row or more, and how it is made: here as it comes."""
+        """The forward itself, of one row or more. Here as it comes; graphs.GraphRunner replays what it has recorded."""
         return self.run_eagerly(batch, phase, logits_rows)
 
     def run_eagerly(
