@@ -161,7 +161,7 @@ class EngineOfStandIns(Engine):
             page_size=page_size,
         )
 
-    def _runner(self, model: ServedModel) -> TimedRunner:
+    def _runner(self, model: ServedModel, rows: dict[str, int]) -> TimedRunner:
         assert isinstance(model, StandIn)
         pool = self.allocator
         self.runners.append(TimedRunner(model, pool.size, self.device, self.stats, pool.page_size))
