@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PLAIN = "none"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 BACKENDS = ("auto", "torch", "triton")
+RETRACTIONS = ("newest", "largest", "least_output")  # the engine's
 SAMPLER_FIELDS = ("sampler", "threshold_single", "threshold_acc")  # of SpecConfig; options of the same names
 SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS, "exact_penalties")
 # Options that plain decoding does not take.
@@ -60,6 +61,11 @@ OPTIONS = {
     "threshold_acc": "--threshold-acc",
     "kv_slots": "--kv-slots",
     "graphs=False": "--no-graphs",
+    "spec.page_size": "--page-size",
+    "page_size": "--page-size",
+    "chunk_size": "--chunk-size",
+    "retraction": "--retraction",
+    "max_running": "--max-running",
 }
 PATIENCE_SECONDS = 1.0  # a run that is over by then shows no progress bar
 MOST_LENS = 60  # accept lengths that are listed one by one
@@ -217,6 +223,27 @@ def generate(
             show_default="on a GPU with the kernels",
         ),
     ] = None,
+    page_size: Annotated[int, typer.Option(metavar="N", help="Tokens in a page of the pool.")] = SpecConfig.page_size,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Prompts that begin alike share what has been read of them.")
+    ] = False,
+    chunk_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Prompt tokens that are read in one step.", show_default="any number"),
+    ] = None,
+    retraction: Annotated[
+        str,
+        typer.Option(
+            parser=one_of(*RETRACTIONS),
+            metavar="|".join(RETRACTIONS),
+            help="Who loses its slots and waits again when there are too few: who came last, who holds most, or who "
+            "has brought least.",
+        ),
+    ] = RETRACTIONS[0],
+    max_running: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Requests that run at one time; others wait.", show_default="the engine's"),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go through the rounds, by key; then the rest.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all rounds to this file, for refspec trace show.")
@@ -230,7 +257,7 @@ def generate(
     """
     plain = algorithm == PLAIN
     _check_options(ctx, plain=plain, watch=watch, trace=trace, as_json=as_json)
-    prompts = [*(prompt or []), *map(_read_prompt, prompt_file or [])]
+    prompts = [*(prompt or []), *map(read_prompt, prompt_file or [])]
     if not prompts:
         raise UsageError('no prompt: give at least one, as in refspec generate "def fib(n):"')
     schema = _read_schema(json_schema) if json_schema else None
@@ -242,6 +269,7 @@ def generate(
                 topk=topk,
                 num_steps=steps,
                 num_draft_tokens=draft_tokens,
+                page_size=page_size,
                 exact_branch_kv=exact_branch_kv,
                 sampler=sampler,
                 threshold_single=threshold_single,
@@ -265,7 +293,7 @@ def generate(
             logprobs=logprobs,
             seed=seed,
         )
-    _check_sampling_options(ctx)
+    check_sampling_options(ctx)
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet = not shows_progress(as_json)
@@ -277,8 +305,17 @@ def generate(
             from refspec.engine.engine import SHIPPED_DRAFTS, Engine
             from refspec.engine.record import make_trace
 
-            pool: dict[str, Any] = {} if kv_slots is None else {"kv_slots": kv_slots}
-            engine = Engine(target, draft, spec, device, dtype, backend, graphs=graphs, **pool)
+            pool: dict[str, Any] = {
+                "kv_slots": kv_slots,
+                "max_running": max_running,
+                "page_size": page_size,
+                "prefix_cache": prefix_cache,
+                "chunk_size": chunk_size,
+                "retraction": retraction,
+                "graphs": graphs,
+            }
+            given = {name: value for name, value in pool.items() if value is not None}
+            engine = Engine(target, draft, spec, device, dtype, backend, **given)
         announce_interpreter(engine.backend, as_json)
         settings = asdict(params)
         if schema is not None:
@@ -294,8 +331,10 @@ def generate(
             "dtype": str(engine.dtype).removeprefix("torch."),
             "device": str(engine.device),
             "backend": engine.backend,
+            **pool,
             "kv_slots": engine.allocator.size,
             "graphs": list(engine.graphs),
+            "max_running": engine.scheduler.max_running,
             "trace": None if trace is None else str(trace),
             "prompts": prompts,
         }
@@ -314,6 +353,11 @@ def generate(
             console.rule(f"prompt {i}", align="left", style="dim")
         print_text(console, text, _blocks(engine, generation))
         console.print(f"\n{_how_it_came(generation, plain)}\n", style="dim", markup=False)
+        if generation.finish_reason == "out_of_slots":
+            console.print(
+                f"The KV pool of {engine.allocator.size} slots was too small for more of it: raise --kv-slots.\n",
+                soft_wrap=True,
+            )
         if generation.logprobs is not None:
             console.print(_logprobs_table(engine, generation))
             console.print()
@@ -370,17 +414,21 @@ def option_names(error_type: type[ValueError]) -> Iterator[None]:
 def _check_options(ctx: typer.Context, plain: bool, watch: bool, trace: Path | None, as_json: bool) -> None:
     if watch and as_json:
         raise UsageError("--watch shows rounds, --json prints nothing but JSON: leave one of them out")
-    if not plain:
-        return
-    if watch or trace:
+    if plain and (watch or trace):
         option = "--watch" if watch else "--trace"
         raise UsageError(f"{option} with --algorithm none: plain decoding has no rounds to show, leave one of them out")
+    if plain:
+        refuse_spec_options(ctx)
+
+
+def refuse_spec_options(ctx: typer.Context) -> None:
+    """Raises UsageError for an option on the command line that plain decoding does not take."""
     if given := _given(ctx, SPEC_OPTIONS):
         raise UsageError(f"{given[0]} with --algorithm none: it is for speculation, leave one of them out")
 
 
-def _check_sampling_options(ctx: typer.Context) -> None:
-    """Nobody who asks for a filter means greedy decoding, unless it is asked for as well."""
+def check_sampling_options(ctx: typer.Context) -> None:
+    """Nobody who asks for a filter means greedy decoding, unless it is asked for as well. Raises UsageError."""
     given = _given(ctx, ("top_k", "top_p", "min_p", "seed"))
     if given and not _given(ctx, ("temperature",)):
         raise UsageError(f"{given[0]} without --temperature: it is for sampling, so give both (or --temperature 0)")
@@ -397,7 +445,8 @@ def _given(ctx: typer.Context, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _read_prompt(file: Path) -> str:
+def read_prompt(file: Path) -> str:
+    """The text of a prompt file, or of standard input for "-". Raises ValueError for what is no UTF-8."""
     raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     try:
         text = raw.decode("utf-8-sig")

@@ -16,6 +16,7 @@ from refspec.cli.exercises import exercises, grade, hint, reset, start
 from refspec.cli.generate import generate
 from refspec.cli.oracle import oracle_app
 from refspec.cli.quiz import quiz
+from refspec.cli.serve_demo import serve_demo
 from refspec.cli.site import site_app
 from refspec.cli.trace import trace_app
 
@@ -31,6 +32,7 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(bench_app, name="bench")
 app.add_typer(oracle_app, name="oracle")
 app.command()(demo)
+app.command()(serve_demo)
 app.command()(dp_demo)
 for command in (exercises, start, grade, hint, reset):
     app.command()(command)

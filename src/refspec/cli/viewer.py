@@ -1,4 +1,7 @@
-"""Rounds one by one, by key. Where there is no terminal to ask for keys: all of them, one below the other."""
+"""The whole terminal as a screen that is stepped through by key: rounds one by one, or whatever a command draws on it.
+
+Where there is no terminal to ask for keys: all rounds, one below the other.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.segment import Segment, Segments
 from rich.text import Text
 
@@ -37,8 +41,8 @@ RESIZE_SECONDS = 0.3  # how often to look whether the window has another size
 
 def show_rounds(console: Console, views: Sequence[Sequence[RoundView]]) -> None:
     """views: for each round, those of its requests; at least one."""
-    if sys.platform != "win32" and sys.stdin.isatty() and console.file.isatty() and not console.is_dumb_terminal:
-        with _Screen(console) as screen:
+    if has_screen(console):
+        with Screen(console) as screen:
             _step_through(screen, views)
     else:
         for requests in views:
@@ -47,7 +51,12 @@ def show_rounds(console: Console, views: Sequence[Sequence[RoundView]]) -> None:
                 console.print()
 
 
-def _step_through(screen: _Screen, views: Sequence[Sequence[RoundView]]) -> None:
+def has_screen(console: Console) -> bool:
+    """Is there a terminal, to draw on and to ask for keys?"""
+    return sys.platform != "win32" and sys.stdin.isatty() and console.file.isatty() and not console.is_dumb_terminal
+
+
+def _step_through(screen: Screen, views: Sequence[Sequence[RoundView]]) -> None:
     at, request, top = 0, views[0][0].tree.request, 0
     while True:
         requests = [view.tree.request for view in views[at]]
@@ -77,7 +86,7 @@ def _step_through(screen: _Screen, views: Sequence[Sequence[RoundView]]) -> None
                 return
 
 
-class _Screen:
+class Screen:
     """The whole terminal and its keys, for as long as the block lasts; then everything is as it was.
 
     Ctrl-Z too gives the terminal back, until the process goes on.
@@ -87,9 +96,9 @@ class _Screen:
         self.console, self.keyboard = console, sys.stdin.fileno()
         self.settings = termios.tcgetattr(self.keyboard)
         self.before = signal.getsignal(signal.SIGTSTP)
-        self.shown: tuple[RoundView, int, str] | None = None
+        self.shown: tuple[RenderableType, int, str] | None = None
 
-    def __enter__(self) -> _Screen:
+    def __enter__(self) -> Screen:
         signal.signal(signal.SIGTSTP, self._suspend)
         try:
             self._take()
@@ -107,7 +116,7 @@ class _Screen:
         """Lines for the view; the last one is the status."""
         return max(self.console.size.height - 1, 1)
 
-    def show(self, view: RoundView, top: int, status: str) -> int:
+    def show(self, view: RenderableType, top: int, status: str) -> int:
         """Draw as much of the view as there is room for, from line `top` on. Returns the line that it came to be."""
         self.shown, self.size = (view, top, status), self.console.size
         lines = self.console.render_lines(view, pad=False)
@@ -135,12 +144,21 @@ class _Screen:
     def key(self) -> str:
         """Wait for a key that means something, and say what."""
         while True:
-            if select.select([self.keyboard], [], [], RESIZE_SECONDS)[0]:
-                meaning = KEYS.get(self._read())
-                if meaning:
+            if meaning := self.key_within(RESIZE_SECONDS):
+                return meaning
+
+    def key_within(self, seconds: float) -> str | None:
+        """The same, but wait no longer than so many seconds; None: there was none."""
+        end = time.monotonic() + seconds
+        while True:
+            left = max(0.0, end - time.monotonic())
+            if select.select([self.keyboard], [], [], min(left, RESIZE_SECONDS))[0]:
+                if meaning := KEYS.get(self._read()):
                     return meaning
             elif self.shown and self.size != self.console.size:
                 self.show(*self.shown)
+            if time.monotonic() >= end:
+                return None
 
     def _read(self) -> str:
         """One character, or an escape sequence as a whole."""

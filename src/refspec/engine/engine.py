@@ -193,7 +193,7 @@ class Engine:
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, but {len(params)} SamplingParams: give one, or one for each")
         requests = [
-            self._request(i, prompt, param) for i, (prompt, param) in enumerate(zip(prompts, params, strict=True))
+            self.make_request(i, prompt, param) for i, (prompt, param) in enumerate(zip(prompts, params, strict=True))
         ]
         for request in requests:
             self.scheduler.add(request)
@@ -210,7 +210,7 @@ class Engine:
 
         index: what traces call it. Raises ValueError for what `generate` would refuse.
         """
-        request = self._request(index, prompt, params or SamplingParams())
+        request = self.make_request(index, prompt, params or SamplingParams())
         self.scheduler.add(request)
         return request
 
@@ -252,7 +252,7 @@ class Engine:
         """
         if params is not None and not isinstance(params, SamplingParams):
             raise ValueError(f"params is {params!r}: give a SamplingParams")
-        request = self._request(STREAM_INDEX, prompt, params or SamplingParams())
+        request = self.make_request(STREAM_INDEX, prompt, params or SamplingParams())
         request.text = request.text or OutputText(self.decode)
         return self._stream(request)
 
@@ -297,18 +297,11 @@ class Engine:
             return " ".join(map(str, token_ids))
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
-    # --- behind it ------------------------------------------------------------------------------------------------
+    def make_request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+        """A request that is in no queue yet: `scheduler.add` queues it. index: which prompt of a run it is.
 
-    def _runner(self, model: ServedModel, rows: dict[str, int]) -> ModelRunner:
-        """rows: by phase, what each request has of them at most, in forwards that a graph may hold."""
-        pool = self.allocator
-        basics = model, pool.size, self.device, self.stats.forwards, self.vocab_size, pool.page_size
-        if not self.graphs:
-            return ModelRunner(*basics)
-        counts = self.stats.graph_replays, self.stats.graph_fallbacks
-        return GraphRunner(*basics, self.table.req_to_token, self.graphs, rows, *counts)
-
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+        Raises ValueError for a prompt that cannot be served, or a stop that can never occur.
+        """
         ids = self.encode(prompt)
         if len(ids) >= self.max_context:
             raise ValueError(
@@ -352,6 +345,17 @@ class Engine:
                 f"the pool has {self.allocator.size}: raise kv_slots"
             )
         return request
+
+    # --- behind it ------------------------------------------------------------------------------------------------
+
+    def _runner(self, model: ServedModel, rows: dict[str, int]) -> ModelRunner:
+        """rows: by phase, what each request has of them at most, in forwards that a graph may hold."""
+        pool = self.allocator
+        basics = model, pool.size, self.device, self.stats.forwards, self.vocab_size, pool.page_size
+        if not self.graphs:
+            return ModelRunner(*basics)
+        counts = self.stats.graph_replays, self.stats.graph_fallbacks
+        return GraphRunner(*basics, self.table.req_to_token, self.graphs, rows, *counts)
 
     def _require_text_of(self, stops: Sequence[str]) -> None:
         """Raises ValueError for stop strings that no output can hold."""

@@ -198,6 +198,7 @@ class Scheduler:
         if self._make_available(self._slots_to_admit([*admitted, request])):
             request.row = self.table.alloc()
             self.table.req_to_token[request.row, : len(slots)] = slots
+            request.found_tokens += len(slots)
             self.worker.stats.cached_tokens += len(slots)
             return True
         if self.cache and node:

@@ -41,6 +41,7 @@ class Request:
     cache_node: TreeNode | None = None  # where they end in the cache; locked while the request holds it
     seed: int = 0  # of its coins: params.seed, or the one that the engine picked
     arrival: int = 0  # its place in the order of all requests of an engine
+    found_tokens: int = 0  # that the prefix cache had for it, over all its admissions
     retractions: int = 0  # times that it lost its slots and had to read its tokens again
     matcher: Matcher | None = None  # of params.grammar; its state is that of the output
     output_counts: Tensor | None = None  # f32 (V) how often each id stands in the output, as far as it was counted:
