@@ -170,11 +170,10 @@ class ServeView:
             f"{self.to_come} to come",
         ]
         counts = [
-            plural(now.rounds, "round"),
-            f"{per_round} tokens each",
+            f"{plural(now.rounds, 'round')} of {per_round} tokens",
             f"accept length {accept}",
             plural(now.retractions, "retraction"),
-            f"{plural(now.evicted_tokens, 'slot')} evicted",
+            f"{now.evicted_tokens} evicted",
         ]
         return [Text(line) for line in (*_wrapped(facts, width), *_wrapped(counts, width))]
 
@@ -184,8 +183,8 @@ class ServeView:
         """The pool's pages as cells, line by line, each with the number of its first slot; and what they mean."""
         now, pages = self.now, self.now.pages
         number_width = len(str(now.slots)) + 1
-        columns = max(1, min(width - number_width, len(pages)))
-        if columns > 20:
+        columns = max(1, width - number_width)
+        if 16 < columns < len(pages):
             columns -= columns % 8
         most_rows = MOST_MAP_ROWS if height is None else max(1, min(MOST_MAP_ROWS, height // 4))
         together = -(-len(pages) // (columns * most_rows))  # pages in one cell
@@ -196,16 +195,16 @@ class ServeView:
         slots_in_cell = together * now.page_size
         legend = [
             f"{now.slots} slots",
-            f"A own: {now.held_slots}",
-            f"a cached and read: {now.read_slots}, 2 by two",
-            f"{_KEPT[glyphs is UNICODE]} cached: {now.cached_slots - now.read_slots}",
-            f"{glyphs.unseen} free: {now.free_slots}",
+            f"A own {now.held_slots}",
+            f"a cached, A reads {now.read_slots} (2: two)",
+            f"{_KEPT[glyphs is UNICODE]} cached {now.cached_slots - now.read_slots}",
+            f"{glyphs.unseen} free {now.free_slots}",
         ]
         if together > 1:
-            legend.append(f"a mark: the most of {slots_in_cell} slots")
+            legend.append(f"a mark: what most of {slots_in_cell} slots are")
         elif slots_in_cell > 1:
             legend.append(f"a mark: a page of {slots_in_cell} slots")
-        lines = [Text(line, "bold") for line in _wrapped(legend, width)]
+        lines = [Text(line, "bold") for line in _wrapped(legend, width, gap=2)]
         for start in range(0, len(cells), columns):
             first_slot = start * slots_in_cell + now.page_size
             line = Text(f"{first_slot:>{number_width - 1}} ", "dim")
@@ -288,9 +287,11 @@ class ServeView:
         old_ids = state.output_ids[: len(state.output_ids) - state.newest]
         old = self.decode(old_ids).rstrip("\ufffd")
         new = self.decode(state.output_ids)[len(old) :] if state.newest else ""
+        if not old.strip():
+            old, new = "", new.lstrip()
         new = shortened(_on_one_line(new, glyphs), width, glyphs, keep_end=True)
         room = width - cell_len(new)
-        old = shortened(_on_one_line(old, glyphs), room, glyphs, keep_end=True) if room else ""
+        old = shortened(_on_one_line(old.lstrip(), glyphs), room, glyphs, keep_end=True) if room else ""
         return Text.assemble((old, "dim"), (new, "bold"), no_wrap=True)
 
 
@@ -318,12 +319,12 @@ def _on_one_line(text: str, glyphs: Glyphs) -> str:
     return " ".join(escaped(word, glyphs) for word in re.split(r"\s+", text))
 
 
-def _wrapped(facts: Sequence[str], width: int) -> list[str]:
+def _wrapped(facts: Sequence[str], width: int, gap: int = 3) -> list[str]:
     """The facts with gaps between them, in as many lines as it takes; one that is too long is cut."""
     lines: list[str] = []
     for fact in facts:
-        if lines and len(lines[-1]) + 3 + len(fact) <= width:
-            lines[-1] += "   " + fact
+        if lines and len(lines[-1]) + gap + len(fact) <= width:
+            lines[-1] += " " * gap + fact
         else:
             lines.append(fact[:width])
     return lines
