@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from refspec.cli import demo, generate, report
 from refspec.cli.main import app
 from refspec.engine import compare
 from refspec.engine.engine import DTYPES
+from refspec.engine.scheduler import RETRACTION_POLICIES
 from refspec.models import checkpoint
 from refspec.trace import Trace
 
@@ -162,10 +164,12 @@ def test_what_a_model_says_does_not_steer_the_terminal() -> None:
 def test_defaults_are_those_of_the_library(models: list[str]) -> None:
     config = run("generate", "x", *models, "--json").json()["config"]
     for name, value in {**asdict(SpecConfig()), **asdict(SamplingParams())}.items():
-        if name != "page_size":
-            assert config[name] == (list(value) if isinstance(value, tuple) else value)
+        assert config[name] == (list(value) if isinstance(value, tuple) else value)
     assert config["dtype"] == "float32"
     assert config["kv_slots"] == refspec.Engine(models[1], models[3], SpecConfig()).allocator.size
+    defaults = inspect.signature(refspec.Engine).parameters
+    for name in ("max_running", "prefix_cache", "chunk_size", "retraction"):
+        assert config[name] == defaults[name].default
 
 
 def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
@@ -203,7 +207,12 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "dtype": ["--dtype", "float64"],
         "device": ["--device", "cpu:0"],
         "backend": ["--backend", "torch"],  # what arrives of "triton" is told in tests/engine/test_backends.py
-        "kv_slots": ["--kv-slots", "777"],
+        "kv_slots": ["--kv-slots", "776"],
+        "page_size": ["--page-size", "4"],
+        "prefix_cache": ["--prefix-cache"],
+        "chunk_size": ["--chunk-size", "5"],
+        "retraction": ["--retraction", "largest"],
+        "max_running": ["--max-running", "3"],
         "graphs": ["--graphs"],
         "trace": ["--trace", str(trace_file)],
         "as_json": ["--json"],
@@ -245,8 +254,13 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "dtype": "float64",
         "device": "cpu:0",
         "backend": "torch",
-        "kv_slots": 777,
-        "graphs": [1, 2, 4, 8, 16, 32],
+        "kv_slots": 776,
+        "page_size": 4,
+        "prefix_cache": True,
+        "chunk_size": 5,
+        "retraction": "largest",
+        "max_running": 3,
+        "graphs": [1, 2, 3],
         "trace": str(trace_file),
         "prompts": ["first", "second", "from a file", "from stdin"],
     }
@@ -263,9 +277,12 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         models[1],
         models[3],
         SpecConfig(
-            "eagle", 3, 2, 5, exact_branch_kv=True, threshold_single=0.9, threshold_acc=0.8, exact_penalties=False
+            "eagle", 3, 2, 5, 4, exact_branch_kv=True, threshold_single=0.9, threshold_acc=0.8, exact_penalties=False
         ),
         dtype="float64",
+        prefix_cache=True,
+        chunk_size=5,
+        max_running=3,
     )
     params = SamplingParams(
         max_new_tokens=11,
@@ -284,6 +301,72 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
     )
     expected = engine.generate(printed["config"]["prompts"], params)
     assert printed["generations"] == [json.loads(json.dumps(asdict(g))) for g in expected]
+    # Of 31 prompt tokens, 5 are read in a step; and what is taken are pages.
+    assert printed["stats"]["prefill_target_forwards"] >= 7
+    assert printed["stats"]["slots_taken"]["prefill"] % 4 == 0
+
+
+def test_every_option_arrives_of_pool_and_scheduler(models: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    class Watched(refspec.Engine):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            given.update(settings)
+            super().__init__(*args, **settings)
+
+    monkeypatch.setattr("refspec.engine.engine.Engine", Watched)
+    options = "--kv-slots 96 --page-size 2 --prefix-cache --chunk-size 7 --retraction least_output --max-running 2"
+    alike = ["the same and more", "the same and less", "the same again"]
+    printed = run(
+        "generate", *alike, *models, *options.split(), "--max-new-tokens", "30", "--ignore-eos", "--json"
+    ).json()
+    assert given == {
+        "kv_slots": 96,
+        "page_size": 2,
+        "prefix_cache": True,
+        "chunk_size": 7,
+        "retraction": "least_output",
+        "max_running": 2,
+    }
+    assert printed["stats"]["cached_tokens"] > 0
+    for text, generation in zip(alike, printed["generations"], strict=True):
+        alone = run("generate", text, *models, "--max-new-tokens", "30", "--ignore-eos", "--json").json()
+        assert generation["token_ids"] == alone["generations"][0]["token_ids"]
+
+
+def test_names_of_retraction_policies_are_the_engines() -> None:
+    assert set(generate.RETRACTIONS) == set(RETRACTION_POLICIES)
+    assert generate.RETRACTIONS[0] == inspect.signature(refspec.Engine).parameters["retraction"].default
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "complaint"),
+    [
+        ("--page-size 3", 1, "--page-size is 3, which does not divide the pool of --kv-slots = 8192"),
+        ("--page-size 0", 2, "--page-size must be at least 1, got 0"),
+        ("--page-size 0 --algorithm none", 1, "--page-size must be at least 1, got 0"),
+        ("--chunk-size 0", 1, "--chunk-size must be at least 1, got 0"),
+        ("--max-running 0", 1, "--max-running must be at least 1, got 0"),
+        ("--retraction oldest", 2, "'oldest' is not one of: newest, largest, least_output"),
+    ],
+)
+def test_options_of_pool_and_scheduler_that_cannot_be(
+    options: str, status: int, complaint: str, models: list[str]
+) -> None:
+    args = models[:2] if "none" in options else models
+    refused = run("generate", "x", *args, *options.split())
+    assert refused.status == status
+    assert complaint in refused.err
+    assert refused.err.count("\n") == 1
+
+
+def test_a_pool_that_was_too_small_is_told(models: list[str]) -> None:
+    args = ["generate", "x", *models, "--ignore-eos", "--max-new-tokens", "40"]
+    shown = run(*args, "--kv-slots", "30")
+    assert shown.status == 0
+    assert "finish reason out_of_slots" in shown.out
+    assert "\nThe KV pool of 30 slots was too small for more of it: raise --kv-slots.\n" in shown.out
+    assert "too small" not in run(*args).out
 
 
 @pytest.mark.parametrize("sampler", ["rejection", "block"])

@@ -68,8 +68,8 @@ def describe(event: Event) -> str:
         case Committed(request=number, tokens=tokens, in_round=in_round):
             return f"{label(number)} gets {plural(tokens, 'token')}" + ("" if in_round else ", its first")
         case Retracted(request=number, slots=slots, output_tokens=tokens):
-            lost = plural(slots, "slot")
-            return f"{label(number)} is retracted, with {plural(tokens, 'output token')}, and lets go of {lost}"
+            had = plural(tokens, "output token")
+            return f"{label(number)} is retracted, with {had}, and gives back {plural(slots, 'slot')} of its own"
         case Evicted(slots=slots):
             return f"the prefix cache gives up {plural(slots, 'slot')}"
         case Finished(request=number, reason=reason, output_tokens=tokens, rounds=rounds):
