@@ -343,6 +343,7 @@ def test_outputs_that_the_pool_cut_short() -> None:
         ("--every -1", 2, "--every"),
         ("--delay nan", 2, "--delay"),
         ("--algorithm none --topk 2", 2, "--topk with --algorithm none"),
+        ("--seed 1", 2, "--seed without --temperature"),
         ("--step --json", 2, "leave one of them out"),
         ("--kv-slots 100", 1, "prompt 0 has 118 tokens, and needs 134 KV slots"),
         ("--prompt-file no/such/file", 1, "no/such/file"),

@@ -11,7 +11,16 @@ import typer
 from rich.console import Console
 
 from refspec.cli.command_line import UsageError, shows_progress
-from refspec.cli.generate import DTYPES, PLAIN, RETRACTIONS, one_of, option_names, read_prompt, refuse_spec_options
+from refspec.cli.generate import (
+    DTYPES,
+    PLAIN,
+    RETRACTIONS,
+    check_sampling_options,
+    one_of,
+    option_names,
+    read_prompt,
+    refuse_spec_options,
+)
 from refspec.cli.viewer import Screen, has_screen
 from refspec.config import ALGORITHMS, SamplingParams, SpecConfig
 
@@ -152,6 +161,7 @@ def serve_demo(
     plain = algorithm == PLAIN
     if plain:
         refuse_spec_options(ctx)
+    check_sampling_options(ctx)
     if step and as_json:
         raise UsageError("--step waits for keys, --json prints nothing but JSON: leave one of them out")
     prompts = [*(prompt or []), *map(read_prompt, prompt_file or [])] or list(PROMPTS)

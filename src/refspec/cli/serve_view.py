@@ -51,6 +51,7 @@ def label(number: int) -> str:
 
 
 def colour(number: int) -> str:
+    """A request's colour; after twelve requests they begin anew."""
     return COLOURS[number % len(COLOURS)]
 
 
