@@ -12,11 +12,10 @@ from builders import NextLogits, Watcher, assert_all_free, candidates_of, hash_o
 
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.requests.request import Request
-from refspec.workers.eagle_v1 import EagleWorkerV1
 
 VOCAB = 19
 # Pieces of one letter and of two, so that a stop string may span tokens, and may begin or end inside one.
-TOKENIZER = tokenizer_of("a b c d e ab ba ac ca bb cc dd de ed ec ce bd aa cab".encode().split())
+TOKENIZER = tokenizer_of(b"a b c d e ab ba ac ca bb cc dd de ed ec ce bd aa cab".split())
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,10 @@ def slots_for(spec: SpecConfig | None, page_size: int, kv_len: int) -> int:
 def slots_alone(spec: SpecConfig | None, page_size: int, visits: Sequence[Visit]) -> int:
     """The smallest pool in which each of the visits gets to its end when it is alone."""
     return max(
-        slots_for(spec, page_size, len(visit.prompt) + n) for visit in visits for n in range(visit.params.max_new_tokens)
+        slots_for(spec, page_size, len(visit.prompt) + n)
+        for visit in visits
+        for n in range(visit.params.max_new_tokens)
     )
-
-
-def worker_of(engine: Engine) -> EagleWorkerV1:
-    worker = engine.scheduler.worker
-    assert isinstance(worker, EagleWorkerV1)
-    return worker
 
 
 def least_retracted_first(request: Request) -> tuple[int, ...]:

@@ -58,7 +58,9 @@ def crowded_engine(
 
 
 @pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])
-@pytest.mark.parametrize(("k", "page", "first"), [(1, 1, 2), (1, 4, 2), (2, 4, 3), (2, 1, 3), (4, 1, 3), (16, 1, 3), (16, 4, 3)])
+@pytest.mark.parametrize(
+    ("k", "page", "first"), [(1, 1, 2), (1, 4, 2), (2, 4, 3), (2, 1, 3), (4, 1, 3), (16, 1, 3), (16, 4, 3)]
+)
 def test_a_storm_in_which_slots_run_out_for_everybody(k: int, page: int, first: int, cache: bool) -> None:
     """And drafts stay as good as they are: they equal their target, and all of them are accepted."""
     said, spec = peaked_logits(VOCAB), replace(SHAPES[k], page_size=page)
@@ -72,7 +74,13 @@ def test_a_storm_in_which_slots_run_out_for_everybody(k: int, page: int, first: 
 
 
 STORMS = pairwise(
-    {"k": [1, 2, 4, 16], "page": [1, 4, 16, 64], "chunk": [None, 1, 5], "cache": [False, True], "prompts": ["own", "one"]}
+    {
+        "k": [1, 2, 4, 16],
+        "page": [1, 4, 16, 64],
+        "chunk": [None, 1, 5],
+        "cache": [False, True],
+        "prompts": ["own", "one"],
+    }
 )
 
 
