@@ -9,15 +9,20 @@ lengths that it has alone, in one piece and cold; with a draft that equals its t
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import agreeing_now_and_then, peaked_logits, random_logits
+from builders import agreeing_now_and_then, naive_stop, peaked_logits, random_logits
 from pairwise import pairwise
 from serving import (
     FACTORS,
+    TOKENIZER,
     VOCAB,
+    Visit,
+    assert_all_back,
     assert_as_foretold,
+    foretold,
     name_of,
     prepared,
     retractor,
@@ -27,10 +32,11 @@ from serving import (
     visits_of,
 )
 
-from refspec import Engine
+from refspec import Engine, SamplingParams, SpecConfig
 from refspec.models.scripted import ScriptedModel
 
 SAMPLE = pairwise(FACTORS)
+STREAMED = SpecConfig(topk=2, num_steps=3, num_draft_tokens=7)
 by_row = pytest.mark.parametrize("row", SAMPLE, ids=name_of)
 
 
@@ -76,3 +82,73 @@ def test_a_draft_that_equals_its_target_is_always_right(row: dict[str, Any]) -> 
     assert [r.accepted_rows for r in watcher.requests if len(r.accepted_rows) != spec.num_steps + 1] == []
     for request in requests:
         assert set(request.accept_lens[:-1]) <= {spec.num_steps + 1}  # its end may cut the last block
+
+
+# --- full batches, streams ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("k", [1, 2, 16])
+def test_thirty_two_at_once(k: int, page: int) -> None:
+    """They start together and end one by one; half of them share a prefix with a request that has gone."""
+    said, spec = (
+        peaked_logits(VOCAB),
+        SpecConfig(topk=k, num_steps=2, num_draft_tokens=k + 2, page_size=page, exact_branch_kv=True),
+    )
+    model = ScriptedModel(said, VOCAB)
+    engine = Engine(model, model, spec, prefix_cache=True, kv_slots=32 * 16 * 20, max_running=32)
+    engine.generate([list(range(18))], SamplingParams(max_new_tokens=2))
+    visits = [
+        Visit([*range(17 if i % 2 else 0), i % VOCAB, i // VOCAB], SamplingParams(max_new_tokens=2 + i % 9))
+        for i in range(32)
+    ]
+    requests, watcher = serve(engine, visits)
+    assert_as_foretold(said, visits, requests)
+    assert max(len(round_.requests) for round_ in watcher.rounds) == 32
+    assert engine.stats.cached_tokens >= 16 * 16
+    assert {len(r.accepted_rows) for r in watcher.requests} == {spec.num_steps + 1}
+
+
+@pytest.mark.parametrize("spec", [None, STREAMED, replace(STREAMED, page_size=4)], ids=["plain", "tree", "pages"])
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])
+def test_streams_and_others_in_turn(spec: SpecConfig | None, chunk: int | None, cache: bool) -> None:
+    """Streams begin at different times, in a pool that they run out of; one is closed early. Nobody is sent a token
+    twice, or one behind a stop.
+    """
+    said = random_logits(VOCAB)
+    draft = ScriptedModel(agreeing_now_and_then(said, random_logits(VOCAB, salt=5)), VOCAB)
+    slots = 36 if spec else 24
+    engine = Engine(
+        ScriptedModel(said, VOCAB), draft if spec else None, spec, kv_slots=slots, chunk_size=chunk, prefix_cache=cache
+    )
+    engine.tokenizer = TOKENIZER
+    endings: list[dict[str, Any]] = [{}, {"stop": ("ab", "e")}, {"stop_token_ids": (3, 8)}, {}]
+    visits = [
+        Visit([1, 2, 3, 4, 5, i], SamplingParams(max_new_tokens=16, **ending)) for i, ending in enumerate(endings)
+    ]
+    streams = [engine.stream(visit.prompt, visit.params) for visit in visits]
+    other = Visit([9, 9, 1], SamplingParams(max_new_tokens=15))
+    request = engine.add_request(other.prompt, other.params)
+    sent: list[list[int]] = [[] for _ in streams]
+    texts, reasons = [""] * 4, [""] * 4
+    for turn in range(200):
+        if turn == 6:
+            streams[3].close()
+            engine.check()
+        for i, stream in enumerate(streams[: 1 + turn]):
+            block = next(stream, None)
+            engine.check()
+            if block:
+                assert block.token_ids
+                sent[i] += block.token_ids
+                texts[i] += block.text
+                reasons[i] = block.finish_reason or ""
+    for i, visit in enumerate(visits[:3]):
+        output, reason = foretold(said, visit)
+        assert (sent[i], reasons[i]) == (output, reason)
+        assert texts[i] == naive_stop(TOKENIZER.decode, output, visit.params.stop)[1]
+    assert sent[3] == foretold(said, visits[3])[0][: len(sent[3])]
+    assert_as_foretold(said, [other], [request])
+    assert engine.stats.retractions > 0
+    assert_all_back(engine)

@@ -1,0 +1,553 @@
+"""Would the tests of serving see a fault? Each fault here is put in on purpose, in what pages, chunks, the prefix cache
+and retraction brought, and must show: in the output, in the number of accepted drafts, or in what check() says.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from builders import NextLogits, agreeing_now_and_then, peaked_logits, random_logits
+from serving import VOCAB, Visit, assert_as_foretold, foretold, serve
+from torch import Tensor
+
+import refspec.engine.scheduler as scheduling
+import refspec.spec.commit
+import refspec.spec.draft
+import refspec.spec.extend
+import refspec.workers.base
+import refspec.workers.eagle_v1
+from refspec import Engine, SamplingParams, SpecConfig
+from refspec.engine.scheduler import Scheduler
+from refspec.memory.allocator import IntegrityError, OutOfSlots, SlotAllocator
+from refspec.memory.prefix_cache import PrefixCache
+from refspec.models.scripted import ScriptedModel
+from refspec.requests.request import Request, RunningBatch
+from refspec.requests.sampling import BatchSampling
+from refspec.workers.base import Worker
+
+Patch = pytest.MonkeyPatch
+Mutation = Callable[[Patch], None]
+TREE = SpecConfig(topk=3, num_steps=3, num_draft_tokens=12, page_size=4, exact_branch_kv=True)
+SLOTS = 80
+SURE, UNSURE = peaked_logits(VOCAB), random_logits(VOCAB)
+# What the target says, and its draft: itself, or one that is right now and then, on branches of every rank.
+PAIRS = {
+    "right": (SURE, ScriptedModel(SURE, VOCAB)),
+    "errs": (UNSURE, ScriptedModel(agreeing_now_and_then(UNSURE, random_logits(VOCAB, salt=5)), VOCAB)),
+}
+
+
+def visits(said: NextLogits) -> list[Visit]:
+    """Prompts that begin alike, one that is aborted, and one that goes on where another's output ended."""
+    shared = [*range(9), 3, 3, 1]
+    came = [
+        Visit([*shared[: 5 + i % 8], i, i % 3], SamplingParams(max_new_tokens=14 + i), comes=3 * i) for i in range(9)
+    ]
+    came[4] = replace(came[4], leaves=16)
+    # Its last block is whole and ends with a page, and nobody evicts it before the next one comes.
+    last = Visit([6, 6, 1, 8, 0, 3, 3, 9], SamplingParams(max_new_tokens=21), comes=100)
+    goes_on = [*last.prompt, *foretold(said, last)[0], 5]
+    return [*came, last, Visit(goes_on, SamplingParams(max_new_tokens=9), comes=130)]
+
+
+@functools.cache
+def accept_lens_alone(name: str) -> list[list[int]]:
+    said, draft = PAIRS[name]
+    engine = Engine(ScriptedModel(said, VOCAB), draft, replace(TREE, page_size=1))
+    return [engine.generate([visit.prompt], visit.params)[0].accept_lens for visit in visits(said)]
+
+
+def what_shows() -> set[str]:
+    """Complaints of the tests about one mix of everything: pages, chunks, shared prefixes, a pool that runs out, an
+    abort.
+    """
+    return {complaint for name in PAIRS for complaint in complaints_about(name)}
+
+
+def complaints_about(name: str) -> set[str]:
+    (said, draft), complaints = PAIRS[name], set()
+    came = visits(said)
+    engine = Engine(ScriptedModel(said, VOCAB), draft, TREE, kv_slots=SLOTS, prefix_cache=True, chunk_size=5)
+
+    def between(step: int) -> None:
+        due = [request for request in engine.scheduler.running.requests if request.retractions == 0]
+        if step % 7 == 6 and due:
+            engine.scheduler.retract(due[0])
+
+    try:
+        requests, watcher = serve(engine, came, between)
+    except IntegrityError:
+        return {"check"}
+    except OutOfSlots:
+        return {"slots"}
+    if name == "right" and any(len(tree.accepted_rows) != TREE.num_steps + 1 for tree in watcher.requests):
+        complaints.add("draft quality")
+    for request, alone in zip(requests, accept_lens_alone(name), strict=True):
+        if request.accept_lens != alone[: len(request.accept_lens)]:
+            complaints.add("accept lengths")
+    try:
+        assert_as_foretold(said, came, requests)
+    except AssertionError:
+        complaints.add("output")
+    stats = engine.stats
+    if not (stats.retractions and stats.cached_tokens and stats.evicted_tokens):
+        complaints.add("nothing happened")
+    return complaints
+
+
+def sampled_output_changes() -> bool:
+    """Does it matter to a sampled request that it is retracted?"""
+    flat = ScriptedModel(lambda context: [float((7 * t + sum(context)) % 5) for t in range(VOCAB)], VOCAB)
+    spec = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5)
+    came = [Visit([1, 2, i], SamplingParams(max_new_tokens=20, temperature=1.5, seed=i)) for i in range(3)]
+    cold = [Engine(flat, flat, spec).generate([visit.prompt], visit.params)[0].token_ids for visit in came]
+    engine = Engine(flat, flat, spec)
+
+    def between(step: int) -> None:
+        if step in (2, 4, 6) and engine.scheduler.running.requests:
+            engine.scheduler.retract(engine.scheduler.running.requests[0])
+
+    requests, _ = serve(engine, came, between)
+    assert engine.stats.retractions == 3
+    return [request.output_ids for request in requests] != cold
+
+
+def test_nothing_shows_without_a_fault() -> None:
+    assert what_shows() == set()
+    assert not sampled_output_changes()
+
+
+# --- pages --------------------------------------------------------------------------------------------------------
+
+
+def partial_page_is_not_copied(patch: Patch) -> None:
+    patch.setattr(refspec.spec.draft, "duplicate_prefix_tail", lambda *arguments: None)
+
+
+def branches_read_the_copies_of_branch_0(patch: Patch) -> None:
+    """Not their own, which are as good until branch 0 has more of its own in that page; so 0's slots too."""
+    original = refspec.spec.draft.split_into_pages
+
+    def split(*arguments: Any) -> Any:
+        slots, lens, copies, mask = original(*arguments)
+        mask = mask.clone()
+        mask[:, 1:] = mask[:, :1]
+        copies = copies.clone()
+        width = copies.shape[1] // TREE.topk
+        copies[:, :width] = slots[:, 1, :1]  # what stands there is not the prefix
+        return slots, lens, copies, mask
+
+    patch.setattr(refspec.spec.draft, "split_into_pages", split)
+
+
+def shared_prefix_runs_into_the_partial_page(patch: Patch) -> None:
+    """Its tokens are seen twice, there and among the copies."""
+    original = refspec.spec.draft.split_into_pages
+
+    def split(batch: RunningBatch, *others: Any) -> Any:
+        slots, _, copies, mask = original(batch, *others)
+        return slots, batch.prefix_lens, copies, mask
+
+    patch.setattr(refspec.spec.draft, "split_into_pages", split)
+
+
+def compaction_moves_no_keys_and_values(patch: Patch) -> None:
+    patch.setattr(refspec.spec.commit, "move_kv_cache", lambda *arguments: None)
+
+
+def compaction_writes_before_it_has_read(patch: Patch) -> None:
+    """Slot by slot, the last first: a target that is a later source too is overwritten."""
+    original = refspec.spec.commit.move_kv_cache
+
+    def move(pool: Any, dst: Tensor, src: Tensor) -> None:
+        for i in reversed(range(len(dst))):
+            original(pool, dst[i : i + 1], src[i : i + 1])
+
+    patch.setattr(refspec.spec.commit, "move_kv_cache", move)
+
+
+def compaction_forgets(name: str) -> Mutation:
+    def mutate(patch: Patch) -> None:
+        original = refspec.spec.commit.compact
+
+        def compact(verified: Any, *others: Any) -> Any:
+            kept = getattr(verified, name)
+            front = original(verified, *others)
+            setattr(verified, name, kept)
+            return front
+
+        patch.setattr(refspec.spec.commit, "compact", compact)
+
+    mutate.__name__ = f"compaction_forgets_{name}"
+    return mutate
+
+
+def no_compaction(patch: Patch) -> None:
+    patch.setattr(refspec.spec.commit, "compact", lambda verified, *others: verified.accept_index)
+
+
+def pages_of_kept_tokens_are_freed(patch: Patch) -> None:
+    patch.setattr(refspec.spec.commit, "align_evict_mask_to_page_size", lambda *arguments: None)
+
+
+def new_tokens_never_fill_a_begun_page(patch: Patch) -> None:
+    original = SlotAllocator.alloc_extend
+
+    def alloc(self: SlotAllocator, prefix_lens: Any, seq_lens: Any, last_slots: Tensor) -> Tensor:
+        whole = [-(-n // self.page_size) * self.page_size for n in prefix_lens]
+        ends = [w + end - n for w, end, n in zip(whole, seq_lens, prefix_lens, strict=True)]
+        return original(self, whole, ends, last_slots)
+
+    patch.setattr(SlotAllocator, "alloc_extend", alloc)
+
+
+# --- chunks -------------------------------------------------------------------------------------------------------
+
+
+def last_row_of_a_chunk_is_fed_the_targets_answer(patch: Patch) -> None:
+    """Not the prompt's next token."""
+    original = refspec.workers.eagle_v1.extend_after_prefill
+
+    def extend(batch: RunningBatch, *others: Any) -> RunningBatch:
+        with pytest.MonkeyPatch.context() as inner:
+            whole = Request.all_ids.fget  # type: ignore[attr-defined]
+
+            def all_ids(request: Request) -> list[int]:
+                ids = list(whole(request))
+                if request.unread_len:
+                    ids[request.kv_len] = (ids[request.kv_len] + 1) % VOCAB
+                return ids
+
+            inner.setattr(Request, "all_ids", property(all_ids))
+            return original(batch, *others)
+
+    patch.setattr(refspec.workers.eagle_v1, "extend_after_prefill", extend)
+
+
+def a_chunk_is_read_from_the_start_again(patch: Patch) -> None:
+    original = Worker.prefill_target
+
+    def prefill(self: Worker, batch: RunningBatch) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(
+                Request, "read_ids", property(lambda r: [*r.prompt_ids[: r.kv_len], *(r.prompt_ids + r.output_ids)])
+            )
+            return original(self, batch)
+
+    patch.setattr(Worker, "prefill_target", prefill)
+
+
+def a_prompt_begun_gets_a_token(patch: Patch) -> None:
+    """Who has read a chunk counts as one who has read it all."""
+    original = Scheduler._sort_readers
+
+    def sort(self: Scheduler, going_on: RunningBatch) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Request, "unread_len", 0)
+            original(self, going_on)
+
+    patch.setattr(Scheduler, "_sort_readers", sort)
+
+
+# --- prefix cache -------------------------------------------------------------------------------------------------
+
+
+def rows_that_nobody_wrote_are_cached(patch: Patch) -> None:
+    """The last block of a finished request, of which the draft has no rows."""
+    original = Scheduler._release
+
+    def release(self: Scheduler, request: Request) -> None:
+        request.written_len = request.kv_len
+        original(self, request)
+
+    patch.setattr(Scheduler, "_release", release)
+
+
+def keys_are_single_tokens(patch: Patch) -> None:
+    original = PrefixCache.__init__
+
+    def init(self: PrefixCache, allocator: SlotAllocator, pair_keys: bool) -> None:
+        original(self, allocator, pair_keys=False)
+
+    patch.setattr(PrefixCache, "__init__", init)
+
+
+def lock_is_dropped_before_the_insert(patch: Patch) -> None:
+    """And eviction takes its chance in between."""
+    original = Scheduler._insert
+
+    def insert(self: Scheduler, request: Request, slots: Tensor) -> tuple[int, int]:
+        assert self.cache is not None
+        assert request.cache_node is not None
+        self.cache.dec_lock_ref(request.cache_node)
+        self.cache.evict(self.cache.evictable_size)
+        answer = original(self, request, slots)
+        request.cache_node = self.cache.match_prefix(self._cache_ids(request)[: request.cached_len + 1]).node
+        self.cache.inc_lock_ref(request.cache_node)
+        return answer
+
+    patch.setattr(Scheduler, "_insert", insert)
+
+
+def a_match_is_not_locked(patch: Patch) -> None:
+    patch.setattr(PrefixCache, "inc_lock_ref", lambda self, node: None)
+    patch.setattr(PrefixCache, "dec_lock_ref", lambda self, node: None)
+
+
+def locks_are_kept(patch: Patch) -> None:
+    patch.setattr(PrefixCache, "dec_lock_ref", lambda self, node: None)
+
+
+def cached_slots_are_freed_with_the_request(patch: Patch) -> None:
+    original = Scheduler._insert
+
+    def insert(self: Scheduler, request: Request, slots: Tensor) -> tuple[int, int]:
+        had, _ = original(self, request, slots)
+        return had, had
+
+    patch.setattr(Scheduler, "_insert", insert)
+
+
+def slots_that_others_had_inserted_are_lost(patch: Patch) -> None:
+    original = Scheduler._insert
+
+    def insert(self: Scheduler, request: Request, slots: Tensor) -> tuple[int, int]:
+        _, end = original(self, request, slots)
+        return request.cached_len, end
+
+    patch.setattr(Scheduler, "_insert", insert)
+
+
+def the_table_keeps_a_requests_own_slots_when_the_caches_are_used(patch: Patch) -> None:
+    original = Scheduler._publish
+
+    def publish(self: Scheduler, request: Request) -> None:
+        own = self.table.req_to_token[request.row].clone()
+        original(self, request)
+        self.table.req_to_token[request.row] = own
+
+    patch.setattr(Scheduler, "_publish", publish)
+
+
+def eviction_comes_after_the_snapshot(patch: Patch) -> None:
+    """In the middle of a round, between the draft's backup and its restore."""
+    original = refspec.workers.eagle_v1.draft
+
+    def draft(batch: RunningBatch, runner: Any, allocator: SlotAllocator, config: SpecConfig) -> Any:
+        cache = caches.get(allocator)
+        restore = allocator.restore_state
+
+        def late(state: Any) -> None:
+            if cache:
+                cache.evict(4)
+            restore(state)
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(allocator, "restore_state", late)
+            return original(batch, runner, allocator, config)
+
+    caches: dict[SlotAllocator, PrefixCache] = {}
+    init = PrefixCache.__init__
+
+    def remember(self: PrefixCache, allocator: SlotAllocator, pair_keys: bool) -> None:
+        init(self, allocator, pair_keys)
+        caches[allocator] = self
+
+    patch.setattr(PrefixCache, "__init__", remember)
+    patch.setattr(refspec.workers.eagle_v1, "draft", draft)
+
+
+def the_matched_prefix_is_not_entered_in_the_table(patch: Patch) -> None:
+    original = Scheduler._admit
+
+    def admit(self: Scheduler, request: Request, admitted: list[Request]) -> bool:
+        done = original(self, request, admitted)
+        if done:
+            self.table.req_to_token[request.row, : request.cached_len] = 0
+        return done
+
+    patch.setattr(Scheduler, "_admit", admit)
+
+
+# --- retraction, abort --------------------------------------------------------------------------------------------
+
+
+def the_pending_token_is_chosen_anew(patch: Patch) -> None:
+    """The target's answer to the re-read text, which for a sampled request is another draw, replaces it."""
+    original = Worker.prefill_target
+
+    def prefill(self: Worker, batch: RunningBatch) -> Any:
+        retracted = [request for request in batch.requests if request.output_ids]
+        answer = original(self, batch)
+        for request in retracted:
+            if not request.unread_len:
+                request.output_ids[-1] = (request.output_ids[-1] + 1) % VOCAB
+        newest = [request.output_ids[-1] if request.output_ids else 0 for request in batch.requests]
+        batch.bonus_tokens = torch.tensor(newest)
+        return answer
+
+    patch.setattr(Worker, "prefill_target", prefill)
+
+
+def the_pending_token_is_drawn_again(patch: Patch) -> None:
+    """With the coin of a first token."""
+    original, next_tokens = Worker.prefill_target, BatchSampling.next_tokens
+
+    def prefill(self: Worker, batch: RunningBatch) -> Any:
+        drawn: list[int] = []
+
+        def draw(*arguments: Any) -> Tensor:
+            tokens = next_tokens(*arguments)
+            drawn.extend(tokens.tolist())
+            return tokens
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(BatchSampling, "next_tokens", draw)
+            answer = original(self, batch)
+        for request, token in zip(batch.requests, drawn, strict=True):
+            if not request.unread_len:
+                request.output_ids[-1] = token
+        batch.bonus_tokens = torch.tensor([(request.output_ids or [0])[-1] for request in batch.requests])
+        return answer
+
+    patch.setattr(Worker, "prefill_target", prefill)
+
+
+def the_newest_token_is_read_too(patch: Patch) -> None:
+    patch.setattr(Request, "read_ids", property(lambda request: request.prompt_ids + request.output_ids))
+    patch.setattr(
+        Request,
+        "unread_len",
+        property(lambda request: max(0, len(request.prompt_ids + request.output_ids) - request.kv_len)),
+    )
+
+
+def only_the_prompt_is_read_again(patch: Patch) -> None:
+    patch.setattr(Request, "unread_len", property(lambda request: max(0, len(request.prompt_ids) - request.kv_len)))
+
+
+def a_retracted_request_keeps_its_length(patch: Patch) -> None:
+    original = Scheduler.retract
+
+    def retract(self: Scheduler, request: Request) -> None:
+        kv_len = request.kv_len
+        original(self, request)
+        request.kv_len = kv_len
+
+    patch.setattr(Scheduler, "retract", retract)
+    patch.setattr(
+        scheduling.Scheduler, "_admit", _admit_without_reset(scheduling.Scheduler._admit)
+    )  # which would repair it
+
+
+def _admit_without_reset(original: Any) -> Any:
+    def admit(self: Scheduler, request: Request, admitted: list[Request]) -> bool:
+        kv_len = request.kv_len
+        done = original(self, request, admitted)
+        if done and request.retractions:
+            request.kv_len = max(kv_len, request.kv_len)
+        return bool(done)
+
+    return admit
+
+
+def a_retracted_request_stays_in_the_batch(patch: Patch) -> None:
+    original = Scheduler._withdraw
+
+    def withdraw(self: Scheduler, request: Request) -> None:
+        running = self.running
+        original(self, request)
+        if request in running.requests:
+            self.running = running
+
+    patch.setattr(Scheduler, "_withdraw", withdraw)
+
+
+def the_batch_is_cut_to_the_first_rows(patch: Patch) -> None:
+    """The requests that stay are right, what the device knows of them is the first rows'."""
+    original = RunningBatch.keep
+
+    def keep(self: RunningBatch, rows: list[int]) -> RunningBatch:
+        kept = original(self, rows)
+        if kept is self or not self.draft_input:
+            return kept
+        kept.bonus_tokens = self.bonus_tokens[: len(rows)]
+        return kept
+
+    patch.setattr(RunningBatch, "keep", keep)
+
+
+def an_aborted_request_keeps_its_slots(patch: Patch) -> None:
+    original = Scheduler._end
+
+    def end(self: Scheduler, request: Request, reason: str) -> None:
+        if reason == "abort" and request.finish_reason is None:
+            request.finish_reason = reason
+            return
+        original(self, request, reason)
+
+    patch.setattr(Scheduler, "_end", end)
+
+
+def rounds_are_given_no_room(patch: Patch) -> None:
+    patch.setattr(Scheduler, "_make_room_for_a_round", lambda self: None)
+
+
+FAULTS: list[Mutation] = [
+    partial_page_is_not_copied,
+    branches_read_the_copies_of_branch_0,
+    shared_prefix_runs_into_the_partial_page,
+    compaction_moves_no_keys_and_values,
+    compaction_writes_before_it_has_read,
+    compaction_forgets("predict"),
+    compaction_forgets("hidden_states"),
+    no_compaction,
+    pages_of_kept_tokens_are_freed,
+    new_tokens_never_fill_a_begun_page,
+    last_row_of_a_chunk_is_fed_the_targets_answer,
+    a_chunk_is_read_from_the_start_again,
+    a_prompt_begun_gets_a_token,
+    rows_that_nobody_wrote_are_cached,
+    keys_are_single_tokens,
+    lock_is_dropped_before_the_insert,
+    a_match_is_not_locked,
+    locks_are_kept,
+    cached_slots_are_freed_with_the_request,
+    slots_that_others_had_inserted_are_lost,
+    the_table_keeps_a_requests_own_slots_when_the_caches_are_used,
+    eviction_comes_after_the_snapshot,
+    the_matched_prefix_is_not_entered_in_the_table,
+    the_pending_token_is_chosen_anew,
+    the_newest_token_is_read_too,
+    only_the_prompt_is_read_again,
+    a_retracted_request_keeps_its_length,
+    a_retracted_request_stays_in_the_batch,
+    the_batch_is_cut_to_the_first_rows,
+    an_aborted_request_keeps_its_slots,
+    rounds_are_given_no_room,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_shows(fault: Mutation, monkeypatch: Patch) -> None:
+    for name in PAIRS:
+        accept_lens_alone(name)  # before the fault
+    fault(monkeypatch)
+    try:
+        complaints = what_shows()
+    except (RuntimeError, IndexError, ValueError):  # some are so bad that nothing runs
+        return
+    print(complaints)
+    assert complaints - {"nothing happened"}
+
+
+def test_a_second_draw_of_the_pending_token_shows(monkeypatch: Patch) -> None:
+    """A greedy request's would be the same."""
+    the_pending_token_is_drawn_again(monkeypatch)
+    assert what_shows() == set()
+    assert sampled_output_changes()
