@@ -54,6 +54,16 @@ def serve(
     return [requests[i] for i in range(len(visits))], watcher
 
 
+def step_until(engine: Engine, done: Callable[[], bool]) -> None:
+    """Take steps until something has come about."""
+    for _ in range(200):
+        if done():
+            return
+        engine.step()
+        engine.check()
+    raise AssertionError("it does not come to that")
+
+
 def assert_all_back(engine: Engine) -> None:
     """Nobody holds a slot or a row but the prefix cache, and that gives all of its slots back when it is asked to."""
     engine.check()

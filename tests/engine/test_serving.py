@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import agreeing_now_and_then, naive_stop, peaked_logits, random_logits
+from builders import agreeing_now_and_then, candidates_of, naive_stop, peaked_logits, random_logits
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pairwise import pairwise
 from serving import (
     FACTORS,
@@ -28,11 +30,13 @@ from serving import (
     retractor,
     serve,
     settings_of,
+    slots_alone,
     spec_of,
     visits_of,
 )
 
 from refspec import Engine, SamplingParams, SpecConfig
+from refspec.engine.scheduler import RETRACTION_POLICIES
 from refspec.models.scripted import ScriptedModel
 
 SAMPLE = pairwise(FACTORS)
@@ -152,3 +156,71 @@ def test_streams_and_others_in_turn(spec: SpecConfig | None, chunk: int | None, 
     assert_as_foretold(said, [other], [request])
     assert engine.stats.retractions > 0
     assert_all_back(engine)
+
+
+# --- anything -----------------------------------------------------------------------------------------------------
+
+prompts = st.builds(
+    lambda shared, own: [*range(shared), *own], st.integers(0, 9), st.lists(st.integers(0, 4), min_size=1, max_size=6)
+)
+guests = st.builds(
+    lambda prompt, budget, comes, stays: Visit(
+        prompt, SamplingParams(max_new_tokens=budget), comes, None if stays is None else comes + stays
+    ),
+    prompts,
+    st.integers(1, 20),
+    st.integers(0, 12),
+    st.none() | st.integers(0, 15),
+)
+
+
+@settings(max_examples=60)
+@given(
+    visits=st.lists(guests, min_size=1, max_size=6),
+    k=st.sampled_from([1, 2, 4, 16]),
+    steps=st.integers(1, 3),
+    page=st.sampled_from([1, 2, 4, 16]),
+    chunk=st.sampled_from([None, 1, 3, 7]),
+    cache=st.booleans(),
+    policy=st.sampled_from(sorted(RETRACTION_POLICIES)),
+    surplus=st.integers(0, 3),
+    retracted=st.sets(st.integers(0, 40), max_size=6),
+)
+def test_any_mix(
+    visits: list[Visit],
+    k: int,
+    steps: int,
+    page: int,
+    chunk: int | None,
+    cache: bool,
+    policy: str,
+    surplus: int,
+    retracted: set[int],
+) -> None:
+    said = random_logits(VOCAB)
+    draft = ScriptedModel(agreeing_now_and_then(said, random_logits(VOCAB, salt=5)), VOCAB)
+    nodes = min(steps + 4, candidates_of(k, steps) + 1)
+    spec = SpecConfig(topk=k, num_steps=steps, num_draft_tokens=nodes, page_size=page)
+    slots = (4 + surplus) * slots_alone(spec, page, visits) // 4 // page * page
+    engine = Engine(
+        ScriptedModel(said, VOCAB),
+        draft,
+        spec,
+        kv_slots=slots,
+        chunk_size=chunk,
+        prefix_cache=cache,
+        retraction=policy,
+    )
+
+    def between(step: int) -> None:
+        running = engine.scheduler.running.requests
+        if step in retracted and running:
+            engine.scheduler.retract(running[step % len(running)])
+            engine.check()
+
+    requests, _ = serve(engine, visits, between)
+    assert_as_foretold(said, visits, requests)
+    alone = Engine(ScriptedModel(said, VOCAB), draft, replace(spec, page_size=1))
+    for visit, request in zip(visits, requests, strict=True):
+        (generation,) = alone.generate([visit.prompt], visit.params)
+        assert request.accept_lens == generation.accept_lens[: len(request.accept_lens)]
