@@ -221,3 +221,27 @@ def test_check_finds_a_row_of_the_table_that_got_lost() -> None:
     engine.table.alloc()
     with pytest.raises(IntegrityError, match="row"):
         engine.check()
+
+
+# --- found by tests/serving_model.py ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retraction", ["newest", "largest", "least_output"])
+def test_a_round_follows_every_retraction(retraction: str) -> None:
+    """The one that decodes outgrows the pool while another's prompt is half read. Were it retracted, being the largest,
+    nobody would be left to decode, and the step would do nothing.
+    """
+    engine = scripted_engine(
+        random_logits(VOCAB), VOCAB, None, kv_slots=12, max_running=2, chunk_size=1, retraction=retraction
+    )
+    params = SamplingParams(max_new_tokens=7)
+    requests = [engine.add_request(prompt, params) for prompt in ([1, 2, 3, 4], [5, 6, 7, 8, 9, 10])]
+    while any(request.finish_reason is None for request in requests):
+        before = sum(engine.stats.forwards.values()), engine.stats.rounds, engine.stats.retractions
+        engine.step()
+        engine.check()
+        assert sum(engine.stats.forwards.values()) > before[0]
+        assert engine.stats.rounds > before[1] or engine.stats.retractions == before[2]
+    assert engine.stats.retractions > 0
+    alone = [engine.generate([request.prompt_ids], params)[0].token_ids for request in requests]
+    assert [request.output_ids for request in requests] == alone

@@ -11,8 +11,9 @@ round of everybody who has read his. The rules:
    goes into the cache, and is evicted from there, the least recently used first, when slots are needed.
 4. If there is no room for the next round even so, requests are *retracted*: their slots are taken back, and they wait
    again, in the order of their arrival, with the tokens they have. When one is readmitted it reads these like a prompt,
-   all but the newest, and goes on. If nobody is left to retract, the request that fills the pool alone ends, with
-   "out_of_slots" as its reason.
+   all but the newest, and goes on. The last one that decodes stays: before him goes a prompt that is half read, since
+   nothing would be gained by a step for neither. If nobody is left to retract, the request that fills the pool alone
+   ends, with "out_of_slots" as its reason.
 
 That this comes to an end: a round follows every retraction, and every admission too (rule 1), and brings each of its
 requests a token at least. Tokens are never lost.
@@ -230,6 +231,8 @@ class Scheduler:
             if len(holders) == 1:
                 self._withdraw(holders[0])
                 self._end(holders[0], "out_of_slots")
+            elif self.chunked and len(self.running) == 1:  # a round follows every retraction: somebody must be left
+                self.retract(self.chunked)
             else:
                 self.retract(max(holders, key=self.retraction_policy))
 
