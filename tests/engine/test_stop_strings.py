@@ -173,6 +173,14 @@ def test_stream_lets_out_at_the_end_what_it_held_back(spec: SpecConfig | None) -
     assert (blocks[-1].finish_reason, blocks[-1].matched_stop) == ("length", None)
 
 
+def test_stream_lets_out_what_it_held_back_when_the_slots_run_out() -> None:
+    """No token comes with the end, but a block does: with the reason, and the text that was to become a stop string."""
+    blocks = list(says("abcc", None, kv_slots=4).stream("?", SamplingParams(max_new_tokens=9, stop=("ccd",))))
+    assert "".join(block.text for block in blocks) == "abcc"
+    assert [block.finish_reason for block in blocks] == [None] * 4 + ["out_of_slots"]
+    assert blocks[-1].token_ids == []
+
+
 def test_stream_names_the_stop_token() -> None:
     blocks = list(says("ab\n", None).stream("?", SamplingParams(stop_token_ids=(10,))))
     assert [block.matched_stop for block in blocks] == [None, None, 10]

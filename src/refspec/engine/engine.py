@@ -63,7 +63,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class StreamBlock:
-    """What one step brought: an accepted block, whole."""
+    """What one step brought: an accepted block, whole. The last one is empty if the slots ran out in between."""
 
     token_ids: list[int]
     text: str  # bytes that are not yet a character, and what may yet be a stop string, wait for a later block
@@ -375,11 +375,14 @@ class Engine:
         assert request.text is not None
         sent_tokens = 0
         try:
-            while request.finish_reason is None or sent_tokens < len(request.output_ids):
-                if sent_tokens == len(request.output_ids):
+            reason = None
+            while reason is None:
+                if request.finish_reason is None and sent_tokens == len(request.output_ids):
                     self.step()
                     continue
                 reason = request.finish_reason
+                if reason == "abort" and sent_tokens == len(request.output_ids):
+                    break
                 piece = request.text.take(last=reason is not None)
                 matched = matched_stop(request) if reason == "stop" else None
                 asked = request.params.logprobs is not None
@@ -394,7 +397,7 @@ class Engine:
                 # Before the yield: while this stream rests, others may take steps in which its request goes on.
                 sent_tokens = len(request.output_ids)
                 yield block
-            if request.finish_reason == "abort":
+            if reason == "abort":
                 raise RuntimeError("this request was aborted, since a step of the engine failed")
         finally:
             if not sys.is_finalizing():  # then torch is gone, and the pool with it
