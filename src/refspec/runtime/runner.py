@@ -95,7 +95,7 @@ class PoolAttention:
             visible = torch.ones(b, rows, self.columns.shape[1], dtype=torch.bool, device=kept.device)
         per_row = self.padding.unpad(kept.expand(-1, rows, -1, -1).flatten(0, 1))
         seen_by_row = self.padding.unpad(visible.flatten(0, 1))
-        return [record[seen] for record, seen in zip(per_row, seen_by_row, strict=True)]
+        return list(per_row[seen_by_row].split(seen_by_row.sum(1).tolist()))
 
 
 class PagedAttention:
