@@ -142,7 +142,7 @@ def serve_demo(
         typer.Option(
             parser=one_of(*RETRACTIONS),
             metavar="|".join(RETRACTIONS),
-            help="Who loses his slots when there are too few for the next round.",
+            help="Who loses the slots when there are too few for the next round.",
         ),
     ] = RETRACTIONS[0],
     max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that run at one time.")] = 6,

@@ -89,7 +89,7 @@ class Engine:
     prefix_cache: keep what requests leave behind, for those that begin alike. The output stays the same, but for
         rounding; what a run costs then depends on the runs before it.
     chunk_size: prompt tokens that are read in one step; None: any number.
-    retraction: who loses his slots when there are too few for the next round: "newest", who came last; "largest", who
+    retraction: who loses the slots when there are too few for the next round: "newest", who came last; "largest", who
         holds most; "least_output", who has brought least.
     graphs: whether decoding replays graphs (runtime/graphs.py): True, False, or the batch sizes to capture. None: on a
         GPU with the kernels, for models that have weights. On a CPU nothing is gained, but buffers and padding can be

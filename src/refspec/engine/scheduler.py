@@ -1,19 +1,18 @@
 """Who runs next, and on whose slots.
 
 Requests come and go at any step. A step is one of two things: an EXTEND, in which prompts are read, or a DECODE, one
-round of everybody who has read his. The rules:
+round of all requests that have read theirs. The rules:
 
-1. Who waits is admitted in the order of arrival, as soon as there is room for what he has to read and for one round of
-   all, him included. Nobody reserves room for his whole output: most end earlier than they may.
+1. A request that waits is admitted, in the order of arrival, as soon as there is room for what it has to read and for
+   one round of all, itself included. None reserves room for its whole output: most end earlier than they may.
 2. At most chunk_size tokens are read in one step. A prompt that is longer is read over several, and a round of the
    others comes between two of them, so that nobody waits for a long prompt from its first token to its last.
 3. With a prefix cache, a prompt is read from where the longest cached prefix ends; whatever a request leaves behind
    goes into the cache, and is evicted from there, the least recently used first, when slots are needed.
 4. If there is no room for the next round even so, requests are *retracted*: their slots are taken back, and they wait
    again, in the order of their arrival, with the tokens they have. When one is readmitted it reads these like a prompt,
-   all but the newest, and goes on. The last one that decodes stays: before him goes a prompt that is half read, since
-   nothing would be gained by a step for neither. If nobody is left to retract, the request that fills the pool alone
-   ends, with "out_of_slots" as its reason.
+   all but the newest, and goes on. The last one that decodes stays; a prompt that is half read goes in its place, so
+   that there is a round. If nobody is left to retract, the request that fills the pool alone ends, "out_of_slots".
 
 That this comes to an end: a round follows every retraction, and every admission too (rule 1), and brings each of its
 requests a token at least. Tokens are never lost.

@@ -5,7 +5,7 @@ who runs, and when; it does not know how many tokens a worker's step will bring.
 
 | mode   | what happens                                                                     |
 |--------|----------------------------------------------------------------------------------|
-| EXTEND | requests read their prompts, or a part; who has read it all gets his first token |
+| EXTEND | requests read their prompts, or a part; who has read it all gets its first token |
 | DECODE | running requests: each gets its next token, or a block of them                    |
 | IDLE   | no requests here: the same phases with zero rows, for the sake of other ranks     |
 
@@ -148,9 +148,9 @@ class Worker(ABC):
     def prefill_target(self, batch: RunningBatch) -> tuple[ForwardOutput, torch.Tensor]:
         """Read extend_lens tokens of each request: take their slots, enter them in the request table, run the target.
 
-        Who has read his whole prompt gets his first output token; who was retracted has one already, and keeps it: it
-        was the target's choice, and if it was drawn, a second draw would bend the law. Returns the forward's output and
-        the slots, i64 (n).
+        A request that has read its whole prompt gets its first output token. One that was retracted has a newest token
+        already, and keeps it: if that was drawn, a second draw would bend the law. Returns the forward's output and the
+        slots, i64 (n).
         """
         device, lens = batch.rows.device, batch.extend_lens
         ends = [start + length for start, length in zip(batch.prefix_lens, lens, strict=True)]
