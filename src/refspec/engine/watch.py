@@ -1,4 +1,4 @@
-"""What happens in an engine, step by step: which request comes, reads, runs, loses its slots, ends, and who holds which page.
+"""What happens in an engine, step by step: who comes, reads, runs, loses slots, ends, and who holds which page.
 
     watch = Watch(engine)
     engine.add_request("def fib(n):")
