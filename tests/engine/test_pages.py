@@ -117,6 +117,10 @@ PAGE_10_CELLS = [
     for exact in ((False, True) if k == 2 else (True,))
     for steps in [n - 1 if k == 1 else max(s for s in range(1, 5) if s == 1 or candidates_of(2, s - 1) < n)]
 ]
+# Deeper trees than N - 1 drafts can be accepted of: a path then has places for more nodes than there are.
+PAGE_10_CELLS += [
+    SpecConfig(topk=2, num_steps=5, num_draft_tokens=n, page_size=4, exact_branch_kv=True) for n in (2, 3, 5)
+]
 
 
 @pytest.mark.parametrize(

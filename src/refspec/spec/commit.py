@@ -76,7 +76,7 @@ def compact(
     a kernel that reads whole pages) counts on that. On a chain the accepted rows are the first ones anyway, and with
     pages of one token the request table alone puts them in order.
     """
-    n, paths = config.num_draft_tokens, verified.accept_index[:, : config.num_draft_tokens]
+    n, paths = config.num_draft_tokens, verified.accept_index[:, : config.num_draft_tokens].contiguous()
     accepted = paths >= 0
     front = (
         torch.arange(paths.shape[1], device=paths.device) + n * torch.arange(len(paths), device=paths.device)[:, None]
