@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ POINT = {
     "required": ["name", "at"],
     "additionalProperties": False,
 }
+DEEP: dict[str, Any] = reduce(lambda inner, _: {"items": inner}, range(5000), {})
 
 
 def is_a_point(value: Any) -> bool:
@@ -135,8 +137,9 @@ def test_matchers_of_one_grammar_are_apart_and_go_back_as_they_came() -> None:
         ({"not": {}}, "cannot be followed with this tokenizer: "),
         ({"const": float}, "cannot be followed with this tokenizer: "),
         (5, "cannot be followed with this tokenizer: "),
+        (DEEP, "cannot be followed with this tokenizer: "),
     ],
-    ids=str,
+    ids=lambda value: "deep" if value is DEEP else str(value),
 )
 def test_schemas_that_cannot_be_followed(schema: Any, complaint: str, plain: Engine) -> None:
     with pytest.raises(ValueError, match=complaint) as refusal:

@@ -460,6 +460,8 @@ def _read_schema(file: Path) -> dict[str, Any]:
         schema = json.loads(file.read_bytes())
     except ValueError as error:  # JSON's errors, and UTF-8's
         raise ValueError(f"the JSON schema {file} is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"the JSON schema {file} is nested too deeply") from None
     if not isinstance(schema, dict):
         raise ValueError(f"the JSON schema {file} must be an object; an empty one allows any JSON")
     return schema

@@ -49,7 +49,7 @@ class JsonGrammar:
             vocabulary = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
             complaint = LLMatcher.validate_grammar(grammar, vocabulary)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             complaint = str(error)
         if complaint:
             reason = " ".join(complaint.split())
