@@ -76,6 +76,7 @@ BAD_ENGINES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "no slots": (lambda: Engine(scripted(), kv_slots=0), ["kv_slots", "got 0"]),
     "half a slot": (lambda: Engine(scripted(), kv_slots=8.5), ["kv_slots", "8.5"]),  # type: ignore[arg-type]
     "nobody may run": (lambda: Engine(scripted(), max_running=0), ["max_running", "got 0"]),
+    "everybody may run": (lambda: Engine(scripted(), max_running=2**63), ["max_running", "2147483648"]),
     "NaN in the target": (lambda: Engine(with_nan()), ["target", "NaN", "layers.1.mlp.down_proj.weight"]),
     "no such folder": (lambda: Engine("/nowhere/at/all"), ["no model folder", "/nowhere/at/all"]),
     "no such shipped model": (lambda: Engine("tinny"), ["no model folder", "tiny-eagle"]),

@@ -76,7 +76,7 @@ class CommandLine(TyperGroup):
         except Exception as error:
             # torch has no exception of its own for a CPU without memory.
             if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
-                status = _complain("out of memory: lower --kv-slots, or take a smaller model", 1)
+                status = _complain("out of memory: lower --kv-slots or --max-running, or take a smaller model", 1)
             elif isinstance(error, ValueError | _out_of_slots()):
                 status = _complain(error, 1)
             else:

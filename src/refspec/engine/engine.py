@@ -120,8 +120,9 @@ class Engine:
             require_int("chunk_size", chunk_size, at_least=1)
         if retraction not in RETRACTION_POLICIES:
             raise ValueError(f"retraction is {retraction!r}, it must be one of: {', '.join(RETRACTION_POLICIES)}")
-        if kv_slots >= 2**31:
-            raise ValueError(f"kv_slots is {kv_slots}, it must be below 2147483648")
+        for name, size in (("kv_slots", kv_slots), ("max_running", max_running)):
+            if size >= 2**31:
+                raise ValueError(f"{name} is {size}, it must be below 2147483648")
         if spec is not None and not isinstance(spec, SpecConfig):
             raise ValueError(f"spec is {spec!r}, it must be a SpecConfig, or None to decode plainly")
         for name, model in (("target", target), ("draft", draft)):
