@@ -33,8 +33,10 @@ from refspec.models.scripted import ScriptedModel
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 SPEC = SpecConfig(topk=2, num_steps=3, num_draft_tokens=7)
-SHAPES = [None, SpecConfig(topk=1, num_steps=1, num_draft_tokens=2), SPEC]
-by_shape = pytest.mark.parametrize("spec", SHAPES, ids=lambda s: f"k={s.topk} S={s.num_steps}" if s else "plain")
+SHAPES = [None, SpecConfig(topk=1, num_steps=1, num_draft_tokens=2), SPEC, replace(SPEC, page_size=4)]
+by_shape = pytest.mark.parametrize(
+    "spec", SHAPES, ids=lambda s: f"k={s.topk} S={s.num_steps} page={s.page_size}" if s else "plain"
+)
 
 
 # --- ranks as threads -------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def commit(
     rejected = torch.ones_like(verified.out_slots, dtype=torch.bool)
     rejected[kept] = False
     if config.page_size > 1:  # a page that holds a kept token stays, whatever else is in it
-        align_evict_mask_to_page_size(batch.seq_lens, rejected.view(len(batch), -1), config.page_size)
+        align_evict_mask_to_page_size(batch.seq_lens, rejected.view(-1, config.num_draft_tokens), config.page_size)
     freed_slots = verified.out_slots[rejected]
     allocator.free(freed_slots)
 

@@ -111,7 +111,7 @@ def split_into_pages(
     """
     k, steps, page, table, rows = config.topk, config.num_steps, config.page_size, batch.req_to_token, batch.rows
     ends = [config.draft_end(kv_len) for kv_len in batch.prefix_lens]
-    assign_req_to_token(table, rows, batch.seq_lens, torch.tensor(ends, device=rows.device), slots)
+    assign_req_to_token(table, rows, batch.seq_lens, torch.tensor(ends, dtype=torch.int64, device=rows.device), slots)
     duplicate_prefix_tail(draft_runner.pool, table, rows, batch.seq_lens, k, steps, page)
     branches = assign_draft_cache_locs(table, rows, batch.seq_lens, k, steps, page).view(-1, k, steps)
 
