@@ -19,9 +19,10 @@ requests a token at least. Tokens are never lost.
 
 Source: SGLang: python/sglang/srt/managers/scheduler.py:Scheduler.get_next_batch_to_run, schedule_policy.py:PrefillAdder
 and schedule_batch.py:ScheduleBatch.retract_decode @v0.5.5. There a running request counts with a share of the output it
-may still bring, which grows with every retraction; what a retracted one has written is not kept for it; and a chunk
-follows a chunk, without a round between them. Retracted is who has the least output, the longer prompt among equals;
-with speculation the last in the batch, since that could only be cut from behind.
+may still bring (new_token_ratio: estimated anew at a retraction, and a little less with every round without one); what
+a retracted one has written is not kept for it; and a chunk follows a chunk, without a round between them, unless chunks
+and rounds are mixed in one forward. Retracted is the request with the least output, of equals the one with the longer
+prompt; with speculation the last in the batch, since that could only be cut from behind.
 """
 
 from __future__ import annotations

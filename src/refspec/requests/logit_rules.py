@@ -31,8 +31,9 @@ has rules pays nothing.
 
 Source: SGLang: python/sglang/srt/speculative/eagle_utils.py:eagle_sample and eagle_prepare_for_decode, the first part
 of each @v0.5.23; python/sglang/srt/sampling/penaltylib/ @v0.5.23; for the masks
-python/sglang/srt/speculative/spec_utils.py:generate_token_bitmask @v0.5.23. The penalty of repetitions is that of CTRL
-(Keskar et al. 2019, section 4.1).
+python/sglang/srt/speculative/spec_utils.py:generate_token_bitmask @v0.5.23. The repetition penalty goes back to CTRL
+(Keskar et al. 2019, section 4.1), which divides whatever the sign. Multiplying what is negative, so that it too becomes
+less likely, came with Hugging Face's transformers.
 """
 
 from __future__ import annotations

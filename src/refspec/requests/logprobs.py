@@ -2,7 +2,8 @@
 
 They are the model's own: the log-softmax of its logits, before temperature, filters and the rules of logit_rules.py. So
 they say what the model holds of a text, whatever made it write that text, and mean the same in every request. (That is
-vLLM's default, and SGLang's for greedy requests; for others SGLang divides by the temperature first, unless
+vLLM's default, and SGLang's for a greedy request without rules. SGLang writes penalties, biases and masks into the
+logits before it takes their log-softmax, and divides a sampled request's by the temperature, unless
 SGLANG_RETURN_ORIGINAL_LOGPROB is set. Neither counts the filters.)
 
 A round asks for them when its tokens are committed, so that what a stop has cut off has none.

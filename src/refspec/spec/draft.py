@@ -37,7 +37,8 @@ TreeInfo = tuple[Tensor, Tensor, Tensor]
 def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocator, config: SpecConfig) -> Candidates:
     """S - 1 draft forwards. Afterwards the allocator is as it was.
 
-    Needs batch.draft_input. Raises OutOfSlots, with nothing taken, if b·k·S slots are not free.
+    Needs batch.draft_input. Raises OutOfSlots, with nothing taken, if the slots up to each draft_end are not
+    free.
     """
     k, steps, b = config.topk, config.num_steps, len(batch)
     start = batch.draft_input

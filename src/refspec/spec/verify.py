@@ -30,7 +30,7 @@ from refspec.runtime.runner import ModelRunner, greedy_choice
 def verify(
     batch: RunningBatch, tree: VerifyInput, target_runner: ModelRunner, allocator: SlotAllocator, config: SpecConfig
 ) -> VerifyOutput:
-    """One target forward over b·N rows. Afterwards b·N slots more are taken; commit gives back what fell.
+    """One target forward over b·N rows. Afterwards the slots of these rows are taken; commit gives back what fell.
 
     Raises OutOfSlots, with nothing taken, if they are not free.
     """
