@@ -188,7 +188,7 @@ def compaction_forgets(name: str) -> Mutation:
 
 
 def no_compaction(patch: Patch) -> None:
-    patch.setattr(refspec.spec.commit, "compact", lambda verified, *others: verified.accept_index)
+    patch.setattr(refspec.spec.commit, "compact", lambda verified, kept_rows, *others: kept_rows)
 
 
 def pages_of_kept_tokens_are_freed(patch: Patch) -> None:

@@ -32,7 +32,7 @@ def commit(
     """Afterwards every request has its new tokens, and finish_reason if one of them ended it; of verify's slots
     only the kept ones are still taken, entered in the request table in path order; seq_lens have advanced.
 
-    With pages and k > 1 the accepted rows have come to the front of their requests' rows, and kept_rows says so.
+    With pages and k > 1 the kept rows have come to the front of their requests' rows, and kept_rows says so.
     """
     # region commit_block
     predict, paths = verified.predict.tolist(), verified.accept_index.tolist()
@@ -67,21 +67,22 @@ def commit(
 def compact(
     verified: VerifyOutput, kept_rows: list[list[int]], target_runner: ModelRunner, config: SpecConfig
 ) -> list[list[int]]:
-    """Move the accepted rows of every request to the front of its rows: keys and values, predict, hidden states.
+    """Move the kept rows of every request to the front of its rows: keys and values, predict, hidden states.
 
-    Returns where the kept ones, the first of the accepted, are now.
+    kept_rows: of each request, in the order of the path. Returns where they are now.
 
-    Accepted rows of a tree lie scattered over its slots, and so over its pages: each page that holds one would have to
+    Kept rows of a tree lie scattered over its slots, and so over its pages: each page that holds one would have to
     stay. A token's place in its page is that of its position, moreover, since whoever goes on behind it (an allocator,
-    a kernel that reads whole pages) counts on that. On a chain the accepted rows are the first ones anyway, and with
+    a kernel that reads whole pages) counts on that. On a chain the kept rows are the first ones anyway, and with
     pages of one token the request table alone puts them in order.
     """
     n, paths = config.num_draft_tokens, verified.accept_index[:, : config.num_draft_tokens].contiguous()
-    accepted = paths >= 0
-    front = (
-        torch.arange(paths.shape[1], device=paths.device) + n * torch.arange(len(paths), device=paths.device)[:, None]
+    front = [list(range(r * n, r * n + len(rows))) for r, rows in enumerate(kept_rows)]
+    new, old = (
+        torch.tensor([row for rows in of_requests for row in rows], dtype=torch.int64, device=paths.device)
+        for of_requests in (front, kept_rows)
     )
-    move_kv_cache(target_runner.pool, verified.out_slots[front[accepted]], verified.out_slots[paths[accepted].long()])
+    move_kv_cache(target_runner.pool, verified.out_slots[new], verified.out_slots[old])
     verified.predict = compact_to_front(verified.predict, paths)
     verified.hidden_states = compact_to_front(verified.hidden_states, paths)
-    return [list(range(r * n, r * n + len(rows))) for r, rows in enumerate(kept_rows)]
+    return front
