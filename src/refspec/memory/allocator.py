@@ -131,17 +131,12 @@ class SlotAllocator:
     def free(self, slots: Tensor) -> None:
         """Give back the pages that slots (n) lie in, each once, however many of its slots are there.
 
-        Single slots become free in the order given, pages in the order of their numbers. Raises IntegrityError, and
-        frees none, if one is not owned or a slot comes twice.
+        Single slots become free in the order given, pages in the order of their numbers. Where values are checked,
+        raises IntegrityError, and frees none, if one is not owned or a slot comes twice.
         """
-        first, last = self.page_size, self.page_size + self.size - 1
-        if len(slots) and not (int(slots.min()) >= first and int(slots.max()) <= last):
-            raise IntegrityError(
-                f"numbers that are no slots of this pool ({first} to {last}) are among {slots.tolist()}"
-            )
+        if values_are_checked(slots.device):
+            self._check_owned(slots)
         pages = slots if self.page_size == 1 else torch.unique(slots // self.page_size)
-        if len(torch.unique(slots)) != len(slots) or not bool(self.owned[pages].all()):
-            raise IntegrityError(f"slots freed twice or never given out, among {slots.tolist()}")
         self.owned[pages] = False
         self._put(pages)
         self.returned += len(pages) * self.page_size
@@ -224,6 +219,15 @@ class SlotAllocator:
         return [
             -(-new // self.page_size) + -old // self.page_size for old, new in zip(prefix_lens, seq_lens, strict=True)
         ]
+
+    def _check_owned(self, slots: Tensor) -> None:
+        first, last = self.page_size, self.page_size + self.size - 1
+        if len(slots) and not (int(slots.min()) >= first and int(slots.max()) <= last):
+            raise IntegrityError(
+                f"numbers that are no slots of this pool ({first} to {last}) are among {slots.tolist()}"
+            )
+        if len(torch.unique(slots)) != len(slots) or not bool(self.owned[slots // self.page_size].all()):
+            raise IntegrityError(f"slots freed twice or never given out, among {slots.tolist()}")
 
     def _check_last_slots(self, prefix: Tensor, last_slots: Tensor) -> None:
         begun = prefix % self.page_size != 0
