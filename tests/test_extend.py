@@ -9,7 +9,7 @@ from builders import prefix_slots
 from refspec import SamplingParams, SpecConfig
 from refspec.contracts import CommitOutput, ForwardBatch, ForwardOutput, VerifyOutput
 from refspec.requests.request import Request, RunningBatch
-from refspec.runtime.rows import causal_mask, pad_rows, positions_from
+from refspec.runtime.rows import causal_batch, causal_mask, positions_from
 from refspec.spec.extend import extend_after_verify
 
 CPU = torch.device("cpu")
@@ -122,8 +122,10 @@ def test_positions_from() -> None:
 
 
 def test_rows_are_padded_with_the_dummy_slot() -> None:
-    assert pad_rows(torch.tensor([9, 8, 7]), [1, 2]).tolist() == [[9, 0], [8, 7]]
-    assert pad_rows(torch.zeros(0, dtype=torch.int64), []).shape == (0, 0)
+    table, none = torch.zeros(3, 9, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    batch = causal_batch(none.new_zeros(3), torch.tensor([9, 8, 7]), [1, 2], table, torch.tensor([1, 2]), [0, 0])
+    assert batch.tail_slots.tolist() == [[9, 0], [8, 7]]
+    assert causal_batch(none, none, [], table, none, []).tail_slots.shape == (0, 0)
 
 
 def test_causal_mask_of_the_longest() -> None:

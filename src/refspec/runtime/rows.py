@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from refspec.contracts import ForwardBatch
+from refspec.runtime.runner import RowPadding
 
 
 def causal_batch(
@@ -29,7 +30,7 @@ def causal_batch(
         req_to_token=req_to_token,
         rows=rows,
         prefix_lens=prefix_lens,
-        tail_slots=pad_rows(slots, q_lens),
+        tail_slots=RowPadding(q_lens, slots.device).pad(slots).view(len(q_lens), max(q_lens, default=0)),  # 0: dummy
         tail_mask=causal_mask(q_lens, slots.device),
         hidden_states=hidden_states,
     )
@@ -39,14 +40,6 @@ def positions_from(starts: list[int], lens: list[int], device: torch.device) -> 
     """i64 (sum of lens): lens[r] positions from starts[r] on, request after request."""
     flat = [p for start, length in zip(starts, lens, strict=True) for p in range(start, start + length)]
     return torch.tensor(flat, dtype=torch.int64, device=device)
-
-
-def pad_rows(values: Tensor, lens: list[int]) -> Tensor:
-    """(sum of lens) -> (b, longest), filled up with 0, the dummy slot."""
-    padded = values.new_zeros(len(lens), max(lens, default=0))
-    for row, part in zip(padded, values.split(lens), strict=True):
-        row[: len(part)] = part
-    return padded
 
 
 def causal_mask(lens: list[int], device: torch.device) -> Tensor:

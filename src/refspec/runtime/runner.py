@@ -151,9 +151,9 @@ class RowPadding:
     """
 
     def __init__(self, q_lens: list[int], device: torch.device, rows: int | None = None) -> None:
-        self.batch_size, self.rows = len(q_lens), rows or max(q_lens)
+        self.batch_size, self.rows = len(q_lens), rows or max(q_lens, default=0)
         self.places: Tensor | None = None  # (n) where row i stands among the b·Q; None: there is nothing to pad
-        if min(q_lens) < self.rows:
+        if min(q_lens, default=self.rows) < self.rows:
             starts = range(0, self.batch_size * self.rows, self.rows)
             self.places = torch.cat(
                 [torch.arange(start, start + length) for start, length in zip(starts, q_lens, strict=True)]
