@@ -113,9 +113,9 @@ class SlotAllocator:
         size, device, b = self.page_size, self.free_pages.device, len(prefix_lens)
         new_pages = self._new_pages(prefix_lens, seq_lens)
         count = sum(seq_lens) - sum(prefix_lens)
-        prefix = torch.tensor(prefix_lens, dtype=torch.int64, device=device)
-        lens = torch.tensor(seq_lens, dtype=torch.int64, device=device) - prefix
-        new = torch.tensor(new_pages, dtype=torch.int64, device=device)
+        numbers = [list(prefix_lens), list(seq_lens), new_pages]  # in one copy: each to a GPU waits for what it does
+        prefix, end, new = torch.tensor(numbers, dtype=torch.int64, device=device).unbind()
+        lens = end - prefix
         if values_are_checked(device):
             self._check_last_slots(prefix, last_slots)
 

@@ -35,8 +35,8 @@ def append_logprobs(requests: Sequence[Request], logits: Tensor, chosen_at: Sequ
     ]
     if not asking:
         return
-    rows = torch.tensor([row for _, rows in asking for row in rows], device=logits.device)
-    tokens = torch.tensor([t for request, rows in asking for t in request.output_ids[-len(rows) :]], device=rows.device)
+    pairs = [pair for request, rows in asking for pair in zip(rows, request.output_ids[-len(rows) :], strict=True)]
+    rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
     law = torch.log_softmax(logits[rows].to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
     values = law.gather(1, tokens[:, None]).squeeze(1).tolist()
     likeliest = _likeliest(law, max(request.params.logprobs or 0 for request, _ in asking))
