@@ -178,6 +178,7 @@ def test_stream_refuses_its_prompt_when_it_is_asked_for_not_when_it_is_read(case
     message = refusal(lambda: engine.stream(prompts[0]))  # type: ignore[index]
     for part in parts:
         assert part in message
+    assert "prompt -1" not in message  # it is none of a run's prompts
 
 
 @pytest.mark.parametrize("params", [{"max_new_tokens": 3}, 5, [], [SamplingParams()]], ids=str)

@@ -27,7 +27,7 @@ from refspec.models.llama import LlamaForCausalLM
 from refspec.requests.finish import matched_stop
 from refspec.requests.json_grammar import JsonGrammar
 from refspec.requests.output_text import OutputText
-from refspec.requests.request import Request
+from refspec.requests.request import Request, prompt_name
 from refspec.runtime.graphs import GraphRunner, capture_sizes
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Observer, Stats, Worker
@@ -38,7 +38,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 # The shipped draft that belongs to a shipped target.
 SHIPPED_DRAFTS = {"tiny": "tiny-eagle"}
 
-# A stream's request in the traces of others' rounds, which count their own prompts from 0.
+# Of a request that is none of a run's prompts, which are counted from 0: a stream's, or one of add_request.
 STREAM_INDEX = -1
 
 Prompt = str | Sequence[int]
@@ -303,27 +303,26 @@ class Engine:
 
         Raises ValueError for a prompt that cannot be served, or a stop that can never occur.
         """
-        ids = self.encode(prompt)
+        ids, name = self.encode(prompt), prompt_name(index)
         if len(ids) >= self.max_context:
             raise ValueError(
-                f"prompt {index} has {len(ids)} tokens, but the model's context is {self.max_context}, "
+                f"{name} has {len(ids)} tokens, but the model's context is {self.max_context}, "
                 "of which the output needs at least 1: shorten the prompt"
             )
         for token in params.stop_token_ids:
             if token >= self.vocab_size:
                 raise ValueError(
-                    f"stop token id {token} of prompt {index} is not in the vocabulary of {self.vocab_size} ids, "
+                    f"stop token id {token} of {name} is not in the vocabulary of {self.vocab_size} ids, "
                     f"0 to {self.vocab_size - 1}: nothing would ever stop at it"
                 )
         for token in params.logit_bias:
             if token >= self.vocab_size:
                 raise ValueError(
-                    f"logit_bias of prompt {index} names id {token}, but the vocabulary is ids 0 to "
-                    f"{self.vocab_size - 1}"
+                    f"logit_bias of {name} names id {token}, but the vocabulary is ids 0 to {self.vocab_size - 1}"
                 )
         if (params.logprobs or 0) > self.vocab_size:
             raise ValueError(
-                f"logprobs is {params.logprobs} for prompt {index}, but the vocabulary has only {self.vocab_size} ids"
+                f"logprobs is {params.logprobs} for {name}, but the vocabulary has only {self.vocab_size} ids"
             )
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -333,16 +332,14 @@ class Engine:
         if params.grammar:
             request.matcher = params.grammar.matcher()
             if request.matcher.finished:
-                raise ValueError(
-                    f"the grammar of prompt {index} allows no output: it is complete before the first token"
-                )
+                raise ValueError(f"the grammar of {name} allows no output: it is complete before the first token")
         if params.stop:
             self._require_text_of(params.stop)
             request.text = OutputText(self.decode, params.stop, params.include_stop_str_in_output)
         needed = self.scheduler.slots_to_start(len(ids))
         if needed > self.allocator.size:
             raise ValueError(
-                f"prompt {index} has {len(ids)} tokens, and needs {needed} KV slots for them and its first round, "
+                f"{name} has {len(ids)} tokens, and needs {needed} KV slots for them and its first round, "
                 f"the pool has {self.allocator.size}: raise kv_slots"
             )
         return request

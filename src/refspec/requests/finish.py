@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from refspec.requests.request import Request
+from refspec.requests.request import Request, prompt_name
 
 
 def append_tokens(request: Request, tokens: Iterable[int]) -> int:
@@ -41,8 +41,8 @@ def append_tokens(request: Request, tokens: Iterable[int]) -> int:
     for token in tokens:
         if request.matcher and not request.matcher.accept(token):
             raise ValueError(
-                f"the grammar of prompt {request.index} came to a dead end at output token {len(request.output_ids)}: "
-                "the output is not complete, and no token that the model can say is allowed"
+                f"the grammar of {prompt_name(request.index)} came to a dead end at output token "
+                f"{len(request.output_ids)}: the output is not complete, and no token that the model can say is allowed"
             )
         request.output_ids.append(token)
         if request.text:

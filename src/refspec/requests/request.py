@@ -72,6 +72,11 @@ class Request:
         self.cache_node = None
 
 
+def prompt_name(index: int) -> str:
+    """What errors call the prompt of a request with this index; a negative one says that it is no run's."""
+    return f"prompt {index}" if index >= 0 else "the prompt"
+
+
 @dataclass
 class RunningBatch:
     """The requests of one forward, and what the device needs to know of them. Row r is requests[r]."""
