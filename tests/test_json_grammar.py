@@ -156,3 +156,10 @@ def test_what_else_is_missing(plain: Engine, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="the package llguidance, which is not installed") as refusal:
         plain.json_grammar({})
     assert "\n" not in str(refusal.value)
+
+
+def test_a_schema_that_nests_without_end_is_refused(plain: Engine) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    with pytest.raises(ValueError, match="cannot be followed with this tokenizer: ") as refusal:
+        plain.json_grammar(endless)
+    assert "\n" not in str(refusal.value)

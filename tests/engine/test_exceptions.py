@@ -337,3 +337,21 @@ def test_trace_of_a_run_beside_an_open_stream_tells_its_requests_apart() -> None
     for requests in seen:
         assert len(set(requests)) == len(requests)
     stream.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spec", [None, SPEC], ids=["plain", "eagle"])
+def test_a_failing_steps_tokens_are_taken_back(spec: SpecConfig | None) -> None:
+    """Whoever gets tokens, or even its end, in a step that fails, stands where it stood before it."""
+    engine = engine_of(spec)
+    params = [SamplingParams(max_new_tokens=budget, logprobs=1) for budget in (3, 30)]
+    requests = [engine.add_request(prompt, p) for prompt, p in zip(PROMPTS, params, strict=False)]
+    engine.step()
+    with pytest.MonkeyPatch.context() as patch:
+        fail_in(refspec.spec.commit if spec else refspec.workers.plain, "append_logprobs")(patch, 1, Failure)
+        with pytest.raises(Failure):
+            engine.step()
+    for request in requests:
+        result = engine.result(request)
+        assert result.finish_reason == "abort"
+        assert len(result.token_ids) == len(result.logprobs or ()) == 1 + sum(result.accept_lens) == 1
+    assert_works_as_new(engine)

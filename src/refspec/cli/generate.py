@@ -353,6 +353,10 @@ def generate(
             console.rule(f"prompt {i}", align="left", style="dim")
         print_text(console, text, _blocks(engine, generation))
         console.print(f"\n{_how_it_came(generation, plain)}\n", style="dim", markup=False)
+        if generation.finish_reason == "dead_end":
+            console.print(
+                "The schema is not complete, and allows nothing that the model can say next.\n", soft_wrap=True
+            )
         if generation.finish_reason == "out_of_slots":
             console.print(
                 f"The KV pool of {engine.allocator.size} slots was too small for more of it: raise --kv-slots.\n",

@@ -51,7 +51,8 @@ class Generation:
     text: str  # of the output alone, cut at a stop string; ids with spaces between where the model has no tokenizer
     token_ids: list[int]  # the token that is a stop, or completes a stop string, is kept
     # "stop": a stop token, a stop string, or the end of a grammar; "length": the budget or the context is used up;
-    # "out_of_slots": the KV pool was too small for it alone; "abort"
+    # "dead_end": the grammar allows nothing that the model can say; "out_of_slots": the KV pool was too small for it
+    # alone; "abort"
     finish_reason: str
     accept_lens: list[int]  # tokens committed in each round, the bonus included
     matched_stop: int | str | None = None  # what stopped it: the token's id, or the stop string; None: a grammar's end
@@ -63,7 +64,9 @@ class Generation:
 
 @dataclass(frozen=True)
 class StreamBlock:
-    """What one step brought: an accepted block, whole. The last one is empty if the slots ran out in between."""
+    """What one step brought: an accepted block, whole. Where a request ends without a new token, out of slots or at a
+    dead end, the last one is empty.
+    """
 
     token_ids: list[int]
     text: str  # bytes that are not yet a character, and what may yet be a stop string, wait for a later block
@@ -95,7 +98,8 @@ class Engine:
         GPU with the kernels, for models that have weights. On a CPU nothing is gained, but buffers and padding can be
         tried. The sizes are in .graphs afterwards.
 
-    Raises ValueError (CheckpointError for a model folder) with one line that says what is wrong.
+    An engine is for one thread. Raises ValueError (CheckpointError for a model folder) with one line that says what is
+    wrong.
     """
 
     def __init__(
@@ -303,6 +307,8 @@ class Engine:
 
         Raises ValueError for a prompt that cannot be served, or a stop that can never occur.
         """
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params is {params!r}, it must be SamplingParams")
         ids, name = self.encode(prompt), prompt_name(index)
         if len(ids) >= self.max_context:
             raise ValueError(

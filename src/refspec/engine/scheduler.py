@@ -141,13 +141,13 @@ class Scheduler:
         if not batch:
             return
         # endregion choose_mode
-        state, kv_lens = self.allocator.backup_state(), batch.prefix_lens
+        state, marks = self.allocator.backup_state(), [request.mark() for request in batch.requests]
         try:
             going_on = self.worker.forward(batch, mode, observer)
         except BaseException:
             self.allocator.restore_state(state)
-            for request, kv_len in zip(batch.requests, kv_lens, strict=True):
-                request.kv_len = kv_len
+            for request, mark in zip(batch.requests, marks, strict=True):
+                request.go_back(mark)
             self._give_up({*batch.requests, *self._holders(), *self.waiting})
             raise
         for request in batch.requests:
@@ -270,6 +270,8 @@ class Scheduler:
 
     def _withdraw(self, request: Request) -> None:
         """Take a request out of wherever it stands, its slots still with it."""
+        if request is self.refused:
+            self.refused = None
         if request in self.waiting:
             self.waiting.remove(request)
         elif request is self.chunked:

@@ -29,21 +29,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from refspec.requests.request import Request, prompt_name
+from refspec.requests.request import Request
 
 
 def append_tokens(request: Request, tokens: Iterable[int]) -> int:
     """Append tokens up to the one that ends the request, and note why it ended. Returns how many were kept.
 
-    Raises ValueError where a grammar does not allow a token: it had none to allow, and was not finished either.
+    That may be none: a token that the grammar does not allow is no output. It is chosen only where the grammar, without
+    being finished, allows nothing that the model can say: a dead end.
     """
     kept = 0
     for token in tokens:
         if request.matcher and not request.matcher.accept(token):
-            raise ValueError(
-                f"the grammar of {prompt_name(request.index)} came to a dead end at output token "
-                f"{len(request.output_ids)}: the output is not complete, and no token that the model can say is allowed"
-            )
+            request.finish_reason = "dead_end"
+            break
         request.output_ids.append(token)
         if request.text:
             request.text.append(token)

@@ -54,7 +54,13 @@ class JsonGrammar:
         if complaint:
             reason = " ".join(complaint.split())
             raise ValueError(f"the JSON schema cannot be followed with this tokenizer: {reason}")
-        self._start = LLMatcher(vocabulary, grammar)
+        self._start = LLMatcher(vocabulary, grammar, log_level=0)
+        # What nests without end is found out by the first token only.
+        trial, row = self._start.deep_copy(), torch.zeros(vocab_size, dtype=torch.bool)
+        JsonMatcher(trial, vocab_size).allow(row)
+        if not trial.consume_token(int(row.int().argmax())):
+            first_line = [*trial.get_error().splitlines(), "it allows no first token"][0]
+            raise ValueError(f"the JSON schema cannot be followed with this tokenizer: {first_line}")
 
     def matcher(self) -> JsonMatcher:
         """A new one, at the start of an output."""

@@ -99,6 +99,10 @@ class OutputText:
             self._held = text[end:]
         self._ready.append(text[:end])
 
+    def forget_stop(self) -> None:
+        """The token that completed the stop string is taken back."""
+        self.matched_stop, self.cut = None, 0
+
     def take(self, last: bool) -> str:
         """What is decided and was not taken before; last: all that there is, since no further token comes."""
         if last and self.matched_stop is None:

@@ -32,7 +32,7 @@ class Request:
     max_total_len: int  # prompt and output together: the model's context
     output_ids: list[int] = field(default_factory=list)
     accept_lens: list[int] = field(default_factory=list)  # tokens per round, bonus included
-    finish_reason: str | None = None  # "stop", "length", "abort" or "out_of_slots"
+    finish_reason: str | None = None  # "stop", "length", "dead_end", "out_of_slots" or "abort"
     text: OutputText | None = None  # where somebody must know it as it grows: for stop strings, or a stream
     row: int = 0  # of the request table; 0 = none
     kv_len: int = 0  # committed tokens in the KV cache: when it decodes, all but the newest output token
@@ -67,9 +67,21 @@ class Request:
         return max(0, len(self.prompt_ids) + max(0, len(self.output_ids) - 1) - self.kv_len)
 
     def forget_slots(self) -> None:
-        """It holds no slots any more."""
-        self.kv_len = self.written_len = self.cached_len = 0
-        self.cache_node = None
+        """It holds no slots any more, nor what can be made again from its output."""
+        self.kv_len = self.written_len = self.cached_len = self.counted_tokens = 0
+        self.cache_node = self.output_counts = None
+
+    def mark(self) -> tuple[int, int, int]:
+        """Where it stands, for `go_back`."""
+        return self.kv_len, len(self.output_ids), len(self.accept_lens)
+
+    def go_back(self, mark: tuple[int, int, int]) -> None:
+        """After a step that failed, and in which it may have got tokens: to the mark, so that it can be ended there."""
+        self.kv_len, tokens, rounds = mark
+        del self.output_ids[tokens:], self.logprobs[tokens:], self.top_logprobs[tokens:], self.accept_lens[rounds:]
+        self.finish_reason = None
+        if self.text:
+            self.text.forget_stop()
 
 
 def prompt_name(index: int) -> str:

@@ -172,8 +172,7 @@ class Worker(ABC):
         for row, (request, end, token) in enumerate(zip(batch.requests, ends, chosen.tolist(), strict=True)):
             request.kv_len = end
             if not (request.unread_len or request.output_ids):
-                append_tokens(request, [token])
-                chosen_at[row] = [row]
+                chosen_at[row] = [row] * append_tokens(request, [token])
         append_logprobs(batch.requests, out.logits, chosen_at)
         newest = [request.output_ids[-1] if request.output_ids else 0 for request in batch.requests]
         batch.bonus_tokens = torch.tensor(newest, dtype=torch.int64, device=device)

@@ -56,6 +56,7 @@ class PlainWorker(Worker):
         for request, token in zip(batch.requests, batch.bonus_tokens.tolist(), strict=True):
             request.kv_len += 1
             request.accept_lens.append(append_tokens(request, [token]))
-        append_logprobs(batch.requests, out.logits, [[row] for row in range(b)])
+        accept_lens = [request.accept_lens[-1] for request in batch.requests]
+        append_logprobs(batch.requests, out.logits, [[row] * kept for row, kept in enumerate(accept_lens)])
         if b:
-            self.stats.count_round([1] * b, num_steps=0, num_candidates=0)
+            self.stats.count_round(accept_lens, num_steps=0, num_candidates=0)

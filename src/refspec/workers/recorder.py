@@ -68,7 +68,7 @@ class RoundRecorder:
             tree_mask=["".join(str(int(seen)) for seen in row) for row in mask],
             target_predict=verified.target_predict[rows].tolist(),
             accepted_rows=[row - r * n for row in verified.accept_index[r].tolist() if row != -1],
-            committed=request.output_ids[-accept_len:],
+            committed=request.output_ids[len(request.output_ids) - accept_len :],
             finish_reason=request.finish_reason,
             draft_slots=candidates.slots[r].tolist(),
             verify_slots=slots[rows],
