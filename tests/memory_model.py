@@ -85,7 +85,7 @@ SHAPES = [
 class MemoryModel:
     """Every method but those with an underscore is a step; they take whatever numbers and make sense of them."""
 
-    STEPS = ("arrive", "admit", "prefill", "decode", "publish", "finish", "abort", "retract", "evict", "reset")
+    STEPS = ("arrive", "admit", "prefill", "decode", "publish", "finish", "abort", "retract", "evict", "empty")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -200,14 +200,14 @@ class MemoryModel:
     def evict(self, a: int, b: int, c: int) -> None:
         self._evict(a % (self.allocator.size // 2) + 1)
 
-    def reset(self, a: int, b: int, c: int) -> None:
+    def empty(self, a: int, b: int, c: int) -> None:
         """Once in a while, and when nobody runs, the cache is emptied."""
         if not self.running and a % 4 == 0:
-            self.cache.reset()
+            self.cache.evict(self.cache.evictable_size)
             self.cached.clear()
             self.used.clear()
             assert self.allocator.available() == self.allocator.size
-            self.seen["reset"] += 1
+            self.seen["empty"] += 1
 
     # --- what steps are made of ---------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ def assert_all_back(engine: Engine) -> None:
     if cache:
         assert cache.protected_size == 0
         assert engine.allocator.available() + cache.evictable_size == engine.allocator.size
-        cache.reset()
+        cache.evict(cache.evictable_size)
     assert_all_free(engine)
     assert engine.scheduler.chunked is None
 

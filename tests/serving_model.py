@@ -564,7 +564,7 @@ class ServingModel:
         while self.streams:
             self.close_stream(0, 0, 0)
         if self.scheduler.cache:
-            self.scheduler.cache.reset()
+            self.scheduler.cache.evict(self.scheduler.cache.evictable_size)
         assert_all_free(self.engine)
         spec = self.shape.spec and replace(self.shape.spec, page_size=1)
         draft = ScriptedModel(self.draft, VOCAB, CONTEXT) if spec else None

@@ -46,12 +46,14 @@ VOCABULARY = {
 }
 
 
-def record(topk: int, steps: int, draft_tokens: int, prompts: int = 1, new_tokens: int = 30) -> Trace:
+def record(
+    topk: int, steps: int, draft_tokens: int, prompts: int = 1, new_tokens: int = 30, page_size: int = 1
+) -> Trace:
     """A run with scripted models whose draft is right now and then."""
     size = 24
     target = random_logits(size)
     draft = agreeing_now_and_then(target, random_logits(size, salt=1))
-    spec = SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=draft_tokens)
+    spec = SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=draft_tokens, page_size=page_size)
     engine = Engine(ScriptedModel(target, size), ScriptedModel(draft, size), spec)
     rounds: list[Round] = []
     texts = ragged_prompts(prompts, 5, size)
@@ -171,11 +173,37 @@ def test_slots_and_counts(trace: Trace) -> None:
         text = " ".join(drawn(view, 200).split())
         tree = view.tree
         assert "36 scored = 4 + 2·16, 15 kept" in text
-        assert "12 reserved, all back before verify" in text
-        assert "16 taken" in text
+        assert "12, until verify" in text
+        assert "verify slots 16: " in text
+        assert "taken: draft=12, verify=16" in text
+        assert f"given back: draft=12, commit={16 - len(tree.kept_slots)}" in text
         assert f"{len(tree.kept_slots)} kept: {ranges(tree.kept_slots, UNICODE)}" in text
-        assert f"{16 - len(tree.kept_slots)} freed" in text
+        assert f"{16 - len(tree.kept_slots)} not kept" in text
         assert f"draft={view.round.forwards['draft']}, target=1" in text
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_slots_in_pages(page_size: int) -> None:
+    """The draft's branches take whole pages, a page with a committed token stays, and kept rows move to the front."""
+    views = all_views(record(4, 3, 16, page_size=page_size))
+    moved = []
+    for view in views:
+        text, tree, round_ = " ".join(drawn(view, 200).split()), view.tree, view.round
+        taken, returned = round_.slots_taken, round_.slots_returned
+        assert f"taken: draft={taken['draft']}, " in text
+        assert f"given back: draft={returned['draft']}" in text
+        assert taken["draft"] == returned["draft"] >= 12
+        assert taken["draft"] % page_size == 0
+        begun = -tree.seq_len % page_size  # slots that the request has already
+        assert (
+            taken.get("verify", 0) - returned.get("commit", 0)
+            == -(-max(0, len(tree.kept_slots) - begun) // page_size) * page_size  # pages with kept tokens
+        )
+        assert tree.kept_slots == tree.verify_slots[: len(tree.kept_slots)]
+        moved.append(tree.accepted_rows[: len(tree.kept_slots)] != list(range(len(tree.kept_slots))))
+        assert ("kept, moved to the front: " in text) == moved[-1]
+    assert len(set(moved)) == 2
+    assert any(view.round.slots_taken["draft"] > 12 for view in views)
 
 
 def test_the_end_of_a_request_is_told() -> None:

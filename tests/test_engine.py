@@ -29,6 +29,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import refspec
+import refspec.engine.engine as engine_module
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.models.checkpoint import CheckpointError
 from refspec.models.llama import LlamaForCausalLM
@@ -440,3 +441,18 @@ def test_end_of_text_of_a_model_object_is_read_from_its_config() -> None:
     target.config = replace(target.config, eos_token_ids=(free_run.token_ids[2],))
     (generation,) = Engine(target).generate([[1]], SamplingParams(max_new_tokens=9))
     assert generation.token_ids == free_run.token_ids[: free_run.token_ids.index(free_run.token_ids[2]) + 1]
+
+
+@pytest.mark.parametrize("graphs", [True, [1, 4]])
+def test_graphs_on_a_gpu_are_refused_for_scripted_models(
+    graphs: bool | list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the constructor, before anything is put on the GPU; tests/gpu has one."""
+    monkeypatch.setattr(engine_module, "_device_of", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(engine_module, "resolve_backend", lambda *_: "triton")
+    model = ScriptedModel(lambda context: [0.0, 1.0, 0.0], 3)
+    with pytest.raises(ValueError, match="graphs on a GPU cannot hold a scripted model") as error:
+        Engine(model, graphs=graphs)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="graphs on a GPU cannot hold a scripted model"):
+        Engine("tiny", model, SpecConfig(), graphs=graphs)

@@ -190,11 +190,11 @@ def test_events_add_up_and_pages_are_the_pools(
             case Arrived(request=r, prompt_tokens=n):
                 assert n == len(PROMPTS[r])
                 waits[r] = True
-            case Admitted(request=r, tokens_to_read=n, cached_tokens=cached, again=again):
+            case Admitted(request=r, tokens_to_read=n, found_tokens=found, again=again):
                 assert waits[r]
                 assert again == lost[r]
-                assert cached + n == len(PROMPTS[r]) + max(0, tokens[r] - 1)
-                assert cached == 0 or cache
+                assert found + n == len(PROMPTS[r]) + max(0, tokens[r] - 1)
+                assert found == 0 or cache
                 waits[r], reading[r] = False, n
             case Read(request=r, tokens=n, unread=left):
                 assert chunk is None or n <= chunk
@@ -220,7 +220,7 @@ def test_events_add_up_and_pages_are_the_pools(
     assert [tokens[r] for r in range(len(PROMPTS))] == [len(request.output_ids) for request in requests]
     stats = engine.stats
     assert sum(isinstance(e, Retracted) for e in events) == stats.retractions
-    assert sum(e.cached_tokens for e in events if isinstance(e, Admitted)) == stats.cached_tokens
+    assert sum(e.found_tokens for e in events if isinstance(e, Admitted)) == stats.cached_tokens
     assert sum(e.slots for e in events if isinstance(e, Evicted)) == stats.evicted_tokens
     assert (stats.cached_tokens > 0) == cache
     now = watch.snapshot()

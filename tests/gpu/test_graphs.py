@@ -6,6 +6,7 @@ On a CPU the bodies run over the stand-in for graphs, in the interpreter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,19 @@ SHAPES = [
     SpecConfig(topk=1, num_steps=3, num_draft_tokens=4),
     SpecConfig(topk=4, num_steps=3, num_draft_tokens=16),
 ]
+
+
+class AsksTheHost:
+    """A model object that leaves all to a scripted one."""
+
+    def __init__(self) -> None:
+        self.model = ScriptedModel(lambda context: [0.0, 1.0, 0.0], 3)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        return self.model(*arguments)
 
 
 def engine_on(
@@ -95,15 +109,25 @@ def test_a_long_context_after_a_short_one(device: torch.device, on_gpu: bool) ->
 
 
 def test_what_cannot_be_captured_is_one_clear_line(device: torch.device, on_gpu: bool) -> None:
-    """A scripted model asks the host for every word."""
+    """This one asks the host for every word, and does not say so."""
     if not on_gpu:
         pytest.skip("nothing is captured on a CPU")
-    model = ScriptedModel(lambda context: [0.0, 1.0, 0.0], 3)
+    model = AsksTheHost()
     engine = Engine(model, device=device, backend="triton", graphs=True)
     with pytest.raises(CaptureFailed, match="the target forward of a batch of 1 could not be captured as a CUDA graph"):
         engine.generate([[1]], SamplingParams(max_new_tokens=4))
     engine.check()
     assert Engine(model, device=device, backend="triton", graphs=False).generate([[1]])[0].token_ids[0] == 1
+
+
+def test_a_scripted_model_cannot_be_captured(device: torch.device, on_gpu: bool) -> None:
+    if not on_gpu:
+        pytest.skip("nothing is captured on a CPU")
+    model = ScriptedModel(lambda context: [0.0, 1.0, 0.0], 3)
+    for graphs in (True, [1, 4]):
+        with pytest.raises(ValueError, match="graphs on a GPU cannot hold a scripted model"):
+            Engine(model, device=device, graphs=graphs)
+    assert Engine(model, device=device).graphs == ()
 
 
 def test_graphs_are_on_where_kernels_run_on_a_gpu(device: torch.device, on_gpu: bool) -> None:

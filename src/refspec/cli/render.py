@@ -242,17 +242,24 @@ class RoundView:
         tree, k, steps = self.tree, self.topk, self.num_steps
         scored = f"{len(tree.candidates)} scored = {k}" + (f" + {steps - 1}{glyphs.times}{k * k}" if steps > 1 else "")
         drafted = [slot for branch in tree.draft_slots for slot in branch]
-        freed = sorted(set(tree.verify_slots) - set(tree.kept_slots))
-        many = len(self.round.requests) > 1
+        not_kept = sorted(set(tree.verify_slots) - set(tree.kept_slots))
+        # With pages and k > 1 the kept rows' keys and values change places: see `refspec.spec.commit.compact`.
+        moved = tree.kept_slots != [tree.verify_slots[row] for row in tree.accepted_rows[: len(tree.kept_slots)]]
+        whole_batch = ", for the whole batch" if len(self.round.requests) > 1 else ""
         facts = Table.grid(padding=(0, 2, 0, 0))
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column()
         facts.add_row("candidates", f"{scored}, {len(tree.kept)} kept")
-        facts.add_row("draft slots", f"{len(drafted)} reserved, all back before verify: {ranges(drafted, glyphs)}")
-        facts.add_row("verify slots", f"{len(tree.verify_slots)} taken: {ranges(tree.verify_slots, glyphs)}")
-        facts.add_row("", f"{len(tree.kept_slots)} kept: {ranges(tree.kept_slots, glyphs)}")
-        facts.add_row("", f"{len(freed)} freed: {ranges(freed, glyphs)}" if freed else "none freed")
-        facts.add_row("forwards", counts(self.round.forwards) + (", for the whole batch" if many else ""))
+        facts.add_row("draft slots", f"{len(drafted)}, until verify: {ranges(drafted, glyphs)}")
+        facts.add_row("verify slots", f"{len(tree.verify_slots)}: {ranges(tree.verify_slots, glyphs)}")
+        kept = f"{len(tree.kept_slots)} kept" + (", moved to the front" if moved else "")
+        facts.add_row("", f"{kept}: {ranges(tree.kept_slots, glyphs)}")
+        facts.add_row("", f"{len(not_kept)} not kept: {ranges(not_kept, glyphs)}" if not_kept else "all kept")
+        # Whole pages. What lies in a page with committed tokens is not taken, and cannot be given back.
+        taken, returned = (counts(slots) or "none" for slots in (self.round.slots_taken, self.round.slots_returned))
+        facts.add_row("pool", f"taken: {taken}{whole_batch}")
+        facts.add_row("", f"given back: {returned}")
+        facts.add_row("forwards", counts(self.round.forwards) + whole_batch)
         facts.add_row("launches", counts(self.round.launches))
         return facts
 

@@ -41,7 +41,7 @@ MOST_MAP_ROWS = 5
 FEWEST_NEWS = 2
 FEWEST_WORDS = 12  # cells; with less there is no column of words
 # What is left out first where a terminal is narrow.
-OPTIONAL_COLUMNS = ("words", "retr.", "cached", "accept")
+OPTIONAL_COLUMNS = ("words", "retr.", "found", "accept")
 
 
 def label(number: int) -> str:
@@ -60,9 +60,9 @@ def describe(event: Event) -> str:
     match event:
         case Arrived(request=number, prompt_tokens=tokens):
             return f"{label(number)} arrives, with a prompt of {plural(tokens, 'token')}"
-        case Admitted(request=number, cached_tokens=cached, tokens_to_read=unread, again=again):
+        case Admitted(request=number, found_tokens=tokens, tokens_to_read=unread, again=again):
             how = "is admitted again" if again else "is admitted"
-            found = f"{cached} found in the cache, " if cached else ""
+            found = f"{tokens} found in the cache, " if tokens else ""
             return f"{label(number)} {how}: {found}{plural(unread, 'token')} to read"
         case Read(request=number, tokens=tokens, unread=unread):
             return f"{label(number)} reads {plural(tokens, 'token')}, " + (f"{unread} to go" if unread else "the last")
@@ -197,7 +197,7 @@ class ServeView:
         legend = [
             f"{now.slots} slots",
             f"A own {now.held_slots}",
-            f"a cached, A reads {now.read_slots} (2: two)",
+            f"a cached, read by A {now.read_slots} (2: by two)",
             f"{_KEPT[glyphs is UNICODE]} cached {now.cached_slots - now.read_slots}",
             f"{glyphs.unseen} free {now.free_slots}",
         ]
@@ -234,7 +234,7 @@ class ServeView:
         return chosen, "     " + ", ".join(parts)
 
     def _table(self, states: Sequence[RequestState], glyphs: Glyphs, width: int) -> Table:
-        names = ["", "state", "tokens", "cached", "accept", "retr.", "words"]
+        names = ["", "state", "tokens", "found", "accept", "retr.", "words"]
         rows = [self._row(state) for state in states]
 
         def width_of(name: str) -> int:
@@ -252,7 +252,7 @@ class ServeView:
             names.remove(name)
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False, pad_edge=False)
         for name in names:
-            right = name in ("tokens", "cached", "accept", "retr.")
+            right = name in ("tokens", "found", "accept", "retr.")
             table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="crop")
         words_width = width - taken() if "words" in names else 0
         for state, row in zip(states, rows, strict=True):

@@ -24,6 +24,7 @@ from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import LlamaForCausalLM
+from refspec.models.scripted import ScriptedModel
 from refspec.requests.finish import matched_stop
 from refspec.requests.json_grammar import JsonGrammar
 from refspec.requests.output_text import OutputText
@@ -141,10 +142,15 @@ class Engine:
         self.device = _device_of(target, device)
         self.backend = resolve_backend(backend, self.device)
         on_gpu = self.device.type == "cuda"
-        can_be_captured = on_gpu and self.backend == "triton" and isinstance(target, str | Path | nn.Module)
-        self.graphs = capture_sizes(graphs, can_be_captured, max_running)
+        scripted = isinstance(target, ScriptedModel) or isinstance(draft, ScriptedModel)
+        has_weights = isinstance(target, str | Path | nn.Module) and not scripted
+        self.graphs = capture_sizes(graphs, on_gpu and self.backend == "triton" and has_weights, max_running)
         if self.graphs and on_gpu and self.backend != "triton":
             raise ValueError("graphs on a GPU need the backend triton: leave one of the two out")
+        if self.graphs and on_gpu and scripted:
+            raise ValueError(
+                "graphs on a GPU cannot hold a scripted model, which asks the host for every word: leave them out"
+            )
         self.tokenizer: Tokenizer | None = None
         self.target_model = self._load_target(target, resolve_dtype(dtype))
         self.dtype = self.target_model.kv_layout.dtype

@@ -334,7 +334,7 @@ class Scheduler:
 
     def _cache_ids(self, request: Request) -> list[int]:
         """The written tokens; where keys are pairs, the one after them too."""
-        return request.all_ids[: request.written_len + self.worker.reads_ahead]
+        return request.all_ids[: request.written_len + (1 if self.worker.reads_ahead else 0)]
 
     def _slots_of(self, request: Request) -> torch.Tensor:
         return self.table.req_to_token[request.row, : request.kv_len]

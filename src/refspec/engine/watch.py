@@ -10,6 +10,10 @@
 The engine knows nothing of it: a watch compares what is there after a step with what it saw at its last look. It can
 do so since a step is one thing only (see `refspec.engine.scheduler`): whoever is retracted in a step is not admitted in
 the same one. Whoever takes several steps between two looks sees their sum: what has cancelled out is not told.
+
+Of the prefix cache three things are told. *Cached* is what it holds at the moment; *read*, the part of that which
+requests have in their tables, with no copy of their own; *found*, the tokens that it had for a request when that was
+admitted, and which the request therefore need not read (`Stats.cached_tokens` counts these).
 """
 
 from __future__ import annotations
@@ -50,10 +54,10 @@ class Arrived(Event):
 
 @dataclass(frozen=True)
 class Admitted(Event):
-    """A request that waited has slots. Of what it needs in the KV cache, some was there, and it reads the rest."""
+    """A request that waited has slots. Of what it needs in the KV cache, some was found, and it reads the rest."""
 
     request: int
-    cached_tokens: int
+    found_tokens: int
     tokens_to_read: int
     again: bool  # it was retracted before: part of what it reads is its own output
 
@@ -176,6 +180,7 @@ class _Seen:
 
     holding: bool = False
     read: int = 0
+    to_read: int = 0
     own_slots: int = 0
     output: int = 0
     newest: int = 0
@@ -190,6 +195,7 @@ class _Seen:
         return _Seen(
             holding=request.row != 0,
             read=request.kv_len,
+            to_read=request.read_len,
             own_slots=own_pages * page_size,
             output=output,
             newest=output - output_before,
@@ -296,9 +302,8 @@ class Watch:
         """What became of one request since `seen`; its retraction, if there was one, is told already."""
         step, again, holding = self.steps, request.retractions > 0, request.row != 0
         new_tokens = len(request.output_ids) - seen.output
-        to_read = len(request.prompt_ids) + max(0, seen.output - 1)
         events: list[Event] = []
-        start = seen.read
+        start, to_read = seen.read, seen.to_read
         if not seen.holding and (holding or new_tokens):
             start = request.found_tokens - seen.found
             events.append(Admitted(step, number, start, to_read - start, again))
@@ -321,14 +326,13 @@ class Watch:
             state = "done"
         elif not holding:
             state = "waiting"
-        to_read = len(request.prompt_ids) + max(0, len(request.output_ids) - 1)
         return RequestState(
             number=number,
             state=state,
             finish_reason=request.finish_reason,
             prompt_tokens=len(request.prompt_ids),
-            read_tokens=min(request.kv_len, to_read),
-            tokens_to_read=to_read,
+            read_tokens=min(request.kv_len, request.read_len),
+            tokens_to_read=request.read_len,
             output_ids=tuple(request.output_ids),
             newest=self._seen[request].newest,
             accept_lens=tuple(request.accept_lens),

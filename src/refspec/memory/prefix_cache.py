@@ -155,12 +155,6 @@ class PrefixCache:
                 heapq.heappush(heap, (parent.last_used, next(order), parent))
         return freed
 
-    def reset(self) -> None:
-        """Free everything. Raises IntegrityError, and frees nothing, while a node is locked."""
-        if self.protected_size:
-            raise IntegrityError(f"{self.protected_size} slots of the prefix cache are in use, it cannot be emptied")
-        self.evict(self.evictable_size)
-
     def held_slots(self) -> Tensor:
         """i64: all slots of the tree, an owner for `SlotAllocator.check`."""
         return torch.cat([self.root.slots, *(node.slots for node in self._nodes())])

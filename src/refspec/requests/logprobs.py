@@ -50,5 +50,10 @@ def _likeliest(law: Tensor, count: int) -> list[list[tuple[int, float]]]:
     """Of each row of law (m, V) the first so many (id, value), ties to the lower id."""
     if count == 0:
         return [[] for _ in law]
-    values, ids = (x[:, :count].tolist() for x in law.sort(dim=-1, descending=True, stable=True))
-    return [list(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
+    # torch.topk leaves open which of equal values it takes, but not what the last of them is.
+    last = law.topk(count, dim=-1).values[:, -1:]
+    above, ties = law > last, law == last
+    chosen = above | (ties & (ties.cumsum(dim=-1) <= count - above.sum(dim=-1, keepdim=True)))
+    ids = chosen.nonzero()[:, 1].view(-1, count)  # ascending: a stable sort leaves ties in this order
+    values, order = law.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return [list(zip(*row, strict=True)) for row in zip(ids.gather(1, order).tolist(), values.tolist(), strict=True)]

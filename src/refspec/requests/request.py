@@ -62,9 +62,14 @@ class Request:
         return self.prompt_ids + self.output_ids[:-1]
 
     @property
+    def read_len(self) -> int:
+        """How many the read_ids are."""
+        return len(self.prompt_ids) + max(0, len(self.output_ids) - 1)
+
+    @property
     def unread_len(self) -> int:
         """How many of the read_ids are not in the KV cache."""
-        return max(0, len(self.prompt_ids) + max(0, len(self.output_ids) - 1) - self.kv_len)
+        return max(0, self.read_len - self.kv_len)
 
     def forget_slots(self) -> None:
         """It holds no slots any more, nor what can be made again from its output."""

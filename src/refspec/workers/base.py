@@ -47,7 +47,7 @@ class Stats:
     drafted_levels: int = 0  # num_steps for each request round
     candidates: int = 0  # that the draft came up with
     retractions: int = 0  # requests that lost their slots to others, each time that one did
-    cached_tokens: int = 0  # that were found in the prefix cache, and not read again
+    cached_tokens: int = 0  # that were found in the prefix cache at admissions, and not read; SGLang's name for it
     evicted_tokens: int = 0  # that the prefix cache gave up
     forwards: Counter[str] = field(default_factory=Counter)  # target, draft, extend, prefill_target, prefill_draft
     graph_replays: Counter[str] = field(default_factory=Counter)  # forwards that a graph was replayed for, by phase
