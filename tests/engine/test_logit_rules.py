@@ -427,7 +427,7 @@ def test_what_was_counted_once_is_not_counted_again() -> None:
 
 # --- sampled ------------------------------------------------------------------------------------------------------
 
-SEEDS = 1200
+SEEDS, AT_ONCE = 1200, 100
 PLAUSIBLE, BENT = 1e-5, 1e-9  # as in test_sampled_output.py, and as there, seeds were not chosen
 # Markov chains over four tokens: what the target, and the draft, say after each of them.
 TARGET = [[0.40, 0.30, 0.20, 0.10], [0.05, 0.15, 0.20, 0.60], [0.35, 0.15, 0.45, 0.05], [0.0, 0.7, 0.2, 0.1]]
@@ -448,10 +448,14 @@ def logs(row: Sequence[float]) -> list[float]:
 
 def sampled(spec: SpecConfig | None, params: SamplingParams) -> list[tuple[int, ...]]:
     target, draft = (ScriptedModel(lambda c, law=law: logs(law[c[-1]]), 4) for law in (TARGET, DRAFT))
-    engine = Engine(target, draft if spec else None, spec, max_running=SEEDS, kv_slots=20 * SEEDS)
-    generations = engine.generate([[0, ROOT]] * SEEDS, [replace(params, seed=seed) for seed in range(SEEDS)])
+    engine = Engine(target, draft if spec else None, spec, max_running=AT_ONCE, kv_slots=20 * AT_ONCE)
+    outputs = []
+    for first in range(0, SEEDS, AT_ONCE):
+        seeds = range(first, first + AT_ONCE)
+        generations = engine.generate([[0, ROOT]] * AT_ONCE, [replace(params, seed=seed) for seed in seeds])
+        outputs += [tuple(g.token_ids) for g in generations]
     assert_all_free(engine)
-    return [tuple(g.token_ids) for g in generations]
+    return outputs
 
 
 def law_by_the_rules(text: Sequence[int], params: SamplingParams) -> float:
