@@ -60,7 +60,7 @@ for name, weight in ServingModel.ACTIONS.items():
 
 def test_ten_thousand_engine_steps_of_hypothesis() -> None:
     seen.clear()
-    ServingMachine.TestCase.settings = settings(max_examples=160, stateful_step_count=100)
+    ServingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=200)
     with torch.inference_mode():  # faster by an eighth
         ServingMachine.TestCase().runTest()
     assert seen["steps"] >= 10_000
