@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import BytesIO, TextIOWrapper
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from test_cli import run
 from test_cli_trace import Terminal
 
 from refspec import Engine, SamplingParams, SpecConfig
+from refspec.cli import serve_demo
 from refspec.cli.main import app
 from refspec.cli.serve_demo import PROMPTS
 from refspec.cli.serve_run import Run, closing_lines
@@ -32,14 +34,14 @@ QUICK = [*FEW, "--max-new-tokens", "6", "--kv-slots", "48", "--chunk-size", "4"]
 @pytest.fixture(scope="module")
 def moments() -> list[ServeView]:
     """Every step of a run of the built-in prompts."""
-    return moments_of(kv_slots=352)
+    return list(moments_of(kv_slots=352))
 
 
-def moments_of(**settings: Any) -> list[ServeView]:
+def moments_of(**settings: Any) -> Iterator[ServeView]:
     spec = SpecConfig(page_size=settings.get("page_size", 1))
     engine = Engine(spec=spec, max_running=6, prefix_cache=True, chunk_size=48, **settings)
     run_ = Run(Watch(engine), list(PROMPTS), SamplingParams(max_new_tokens=24), every=3)
-    return [run_.view(fills_screen=True) for _ in run_.steps()]
+    return (run_.view(fills_screen=True) for _ in run_.steps())
 
 
 def drawn(view: ServeView, width: int, height: int, encoding: str = "utf-8", **settings: Any) -> list[str]:
@@ -55,7 +57,7 @@ def drawn(view: ServeView, width: int, height: int, encoding: str = "utf-8", **s
 
 @pytest.mark.parametrize(("width", "height"), [(10, 5), (40, 24), (80, 24), (120, 40), (200, 60)])
 def test_it_fits_whatever_the_size(width: int, height: int, moments: list[ServeView]) -> None:
-    for view in moments:
+    for view in moments[::3]:
         lines = drawn(view, width, height)
         assert all(cell_len(line) <= width for line in lines)
         assert len(lines) <= height - 1  # the last line is for the keys
@@ -87,7 +89,7 @@ def test_the_map_has_a_mark_for_each_slot(moments: list[ServeView]) -> None:
 
 @pytest.mark.parametrize(("kv_slots", "page_size", "words"), [(352, 16, "a page of 16"), (4096, 1, "most of 12 slots")])
 def test_the_map_of_pages_and_of_a_large_pool(kv_slots: int, page_size: int, words: str) -> None:
-    view = moments_of(kv_slots=kv_slots, page_size=page_size)[8]
+    view = next(islice(moments_of(kv_slots=kv_slots, page_size=page_size), 8, None))
     lines = drawn(view, 80, 24)
     assert any(words in line for line in lines)
     marks = "".join(line.split()[1] for line in lines if re.match(r" *\d+ \S+ *$", line))
@@ -391,10 +393,33 @@ def test_by_key_on_a_terminal(open_terminal: Callable[..., Terminal]) -> None:
     assert "All outputs are, token by token, what each prompt gives alone." in " ".join(after.split())
 
 
-def test_to_its_end_by_itself(open_terminal: Callable[..., Terminal]) -> None:
-    terminal = open_terminal(*FEW, "--max-new-tokens", "4", "--delay", "0", NO_COLOR="1")
-    assert terminal.end() == 0
-    assert "3 requests shared 352 slots" in terminal.output
+def test_to_its_end_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no key is pressed, on a screen that only remembers what it is to show."""
+    shown: list[ServeView] = []
+
+    class Remembering:
+        def __init__(self, console: Console) -> None: ...
+
+        def __enter__(self) -> Remembering:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def show(self, view: ServeView, top: int, keys: str) -> None:
+            shown.append(view)
+            assert "space stop" in keys
+
+        def key_within(self, seconds: float) -> None:
+            assert seconds == 0.25
+
+    monkeypatch.setattr(serve_demo, "has_screen", lambda console: True)
+    monkeypatch.setattr(serve_demo, "Screen", Remembering)
+    ended = run("serve-demo", *QUICK, "--delay", "0.25")
+    assert ended.status == 0
+    assert [view.now.step for view in shown] == list(range(1, len(shown) + 1))
+    assert {state.state for state in shown[-1].now.requests} == {"done"}
+    assert "3 requests shared 48 slots" in " ".join(ended.out.split())
+    assert " arrives" not in ended.out.splitlines()[0]  # no line for each event
 
 
 def test_ctrl_c_gives_the_terminal_back(open_terminal: Callable[..., Terminal]) -> None:

@@ -174,7 +174,7 @@ guests = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     visits=st.lists(guests, min_size=1, max_size=6),
     k=st.sampled_from([1, 2, 4, 16]),
