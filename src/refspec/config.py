@@ -22,7 +22,8 @@ class SpecConfig:
     topk (k): branches that the draft follows at each level.
     num_steps (S): levels of the draft tree, so at most S drafts are accepted in a round.
     num_draft_tokens (N): nodes that the target verifies for each request, the root included.
-    page_size: slots are owned in pages of so many tokens. It changes where keys and values lie, and no output.
+    page_size: slots are owned in pages of so many tokens. It changes where keys and values lie, and how many slots a
+        round needs (with topk > 1 each branch takes pages of its own), and no output that the pool has room for.
     exact_branch_kv: in the draft loop, let a branch attend its true ancestors' keys and values. False is
         SGLang's layout, where branch j attends what column j held at earlier steps, its ancestor or not.
         The output is the same either way; with k > 1 the guesses differ.

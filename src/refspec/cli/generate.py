@@ -162,7 +162,10 @@ def generate(
         typer.Option(metavar="ID=B", help="Add this to the logit of a token id. May be given several times."),
     ] = None,
     json_schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The output is JSON of this schema. Needs llguidance.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The output is JSON of this schema, as far as the budget goes. Needs llguidance."
+        ),
     ] = None,
     logprobs: Annotated[
         int | None,
@@ -358,10 +361,14 @@ def generate(
                 "The schema is not complete, and allows nothing that the model can say next.\n", soft_wrap=True
             )
         if generation.finish_reason == "out_of_slots":
+            needed = engine.scheduler.slots_to_start(len(engine.encode(text)) + len(generation.token_ids) - 1)
             console.print(
-                f"The KV pool of {engine.allocator.size} slots was too small for more of it: raise --kv-slots.\n",
+                f"The KV pool of {engine.allocator.size} slots was too small for more of it, which takes {needed}. "
+                "Raise --kv-slots.\n",
                 soft_wrap=True,
             )
+        if schema is not None and generation.finish_reason == "length":
+            console.print("The JSON is cut off by the budget: raise --max-new-tokens.\n", soft_wrap=True)
         if generation.logprobs is not None:
             console.print(_logprobs_table(engine, generation))
             console.print()

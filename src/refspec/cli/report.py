@@ -63,11 +63,18 @@ def counts_table(stats: dict[str, Any]) -> Table:
 
 
 def summary(stats: dict[str, Any], new_tokens: int) -> str:
-    """The closing line: how many tokens came in how many rounds, and how fast."""
+    """The closing lines: how many tokens came in how many rounds, and how fast; what the scheduler and graphs did."""
     line = f"{plural(new_tokens, 'token')}; {plural(stats['rounds'], 'round')}"
     if stats["candidates"]:
         line += f" with accept length {stats['accept_length']:.2f} (bonus included)"
     seconds = sum(seconds for phase, seconds in stats["seconds"].items() if phase != "prefill")
     if seconds:
         line += f" at {stats['committed_tokens'] / seconds:.1f} tokens/s"
-    return line
+    replays = sum(stats["graph_replays"].values())
+    more = (
+        (stats["retractions"], plural(stats["retractions"], "retraction")),
+        (stats["cached_tokens"], f"{plural(stats['cached_tokens'], 'token')} found in the prefix cache"),
+        (replays, f"{plural(replays, 'forward')} replayed from graphs"),
+    )
+    told = ", ".join(words for count, words in more if count)
+    return f"{line}\n{told}" if told else line

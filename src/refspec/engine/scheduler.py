@@ -190,7 +190,8 @@ class Scheduler:
         """
         slots, node = self.table.req_to_token[0, :0], None
         if self.cache:
-            # A target alone needs its answer after the last token; with pair keys that token is never found.
+            # A target alone needs its answer after the last token. Where rows are fed the token after their own, the
+            # cache's keys are pairs, and the last token, which has none after it, is never found.
             ids = request.read_ids
             slots, node = self.cache.match_prefix(ids if self.worker.reads_ahead else ids[:-1])
             self.cache.inc_lock_ref(node)
@@ -295,7 +296,13 @@ class Scheduler:
             self._end(request, "abort")
 
     def _release(self, request: Request) -> None:
-        """Give a request's row and slots back; what it has written goes to the prefix cache."""
+        """Give a request's row and slots back; what it has written goes to the prefix cache.
+
+        Its tokens, by the three lengths that it keeps, and who has their slots afterwards:
+
+            0 ......... cached_len ......... written_len ......... kv_len
+              the cache's         now the cache's       free again
+        """
         if not request.row:
             return
         self.refused = None

@@ -24,10 +24,15 @@ or a standalone draft. They can match a whole prompt; so whoever needs logits lo
 3. Insert only tokens whose rows *all* models have written. The draft's rows of a round are written by its extend, and
    that is skipped for requests that have finished: the last block of a finished request has none, nor has a prompt
    whose first output token was its last. A tail cut off like this is freed, not cached.
-4. `insert(ids, slots)` says how many leading slots the tree has already, `had`. From then on slots[had:n] are the
-   tree's, n = cacheable_len(len(ids)). slots[m:had], where m is the length of the request's own match, are copies of
-   what others inserted meanwhile: the request frees them, and if it goes on, locks the node of a new match and puts
-   that match's slots into its table. slots[n:] stay its own.
+4. `insert(ids, slots)` says how many leading slots the tree has already, `had`. Where the request's own match was m
+   long, and n = cacheable_len(len(ids)):
+
+       slots[:m]            slots[m:had]              slots[had:n]             slots[n:]
+       shared since the     copies of what others     the tree's               the request's,
+       match                inserted meanwhile        from now on              as before
+
+   The request frees the copies. If it goes on, it locks the node of a new match and puts that match's slots into its
+   table.
 
 Source: SGLang (RadixAttention, Zheng et al. 2024, section 3): python/sglang/srt/mem_cache/radix_cache.py:RadixCache
 @0.5.23, where pair keys are the bigram view of a RadixKey, switched on by is_eagle.
