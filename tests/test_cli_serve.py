@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -21,11 +23,11 @@ from test_cli_trace import Terminal
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.cli import serve_demo
 from refspec.cli.main import app
-from refspec.cli.serve_demo import PROMPTS
+from refspec.cli.serve_demo import PROMPTS, input_has_ended
 from refspec.cli.serve_run import Run, closing_lines
 from refspec.cli.serve_view import ServeView, describe, label
 from refspec.engine import compare
-from refspec.engine.watch import Admitted, Arrived, Committed, Evicted, Finished, Page, Read, Retracted, Watch
+from refspec.engine.watch import Admitted, Arrived, Committed, Evicted, Finished, Page, Read, Retracted, Waits, Watch
 
 FEW = ["def f(x):", "def f(y):", "class A:"]
 QUICK = [*FEW, "--max-new-tokens", "6", "--kv-slots", "48", "--chunk-size", "4"]
@@ -68,7 +70,7 @@ def test_it_fits_whatever_the_size(width: int, height: int, moments: list[ServeV
 def test_whatever_the_run_holds(moments: list[ServeView]) -> None:
     """The defaults show all that there is to see."""
     told = " ".join(line for _, line in moments[-1].news)
-    for words in ("found in the cache", "is retracted", "admitted again", "gives up", "to go", "ends (length)"):
+    for words in ("found in the cache", "is retracted", "admitted again", "gives up", "waits", "to go", "ends (l"):
         assert words in told
     states = {state.state for view in moments for state in view.now.requests}
     assert states == {"waiting", "reading", "running", "done"}
@@ -146,6 +148,9 @@ def test_every_event_has_its_words() -> None:
             Committed(1, 0, 4, in_round=True),
             Retracted(1, 3, 1, 7),
             Evicted(1, 9),
+            Evicted(1, 1, (0, 2)),
+            Waits(1, 3, 20, 19, 0),
+            Waits(1, 3, 20, 19, 2),
             Finished(1, 27, "stop", 9, 1),
         )
     ] == [
@@ -157,7 +162,10 @@ def test_every_event_has_its_words() -> None:
         "A gets 1 token, its first",
         "A gets 4 tokens",
         "D is retracted, with 7 output tokens, and gives back 1 slot of its own",
-        "the prefix cache gives up 9 slots",
+        "the prefix cache gives up 9 slots for a round",
+        "the prefix cache gives up 1 slot for A, C to read",
+        "D waits: it and a round need 20 slots, 19 free or evictable",
+        "D waits, 2 behind it: it and a round need 20 slots, 19 free or evictable",
         "B2 ends (stop): 9 tokens in 1 round",
     ]
 
@@ -193,6 +201,7 @@ def test_json_is_one_document_and_adds_up() -> None:
     assert summary["ok"]
     assert summary["same_outputs"] == summary["requests"] == len(requests) == len(PROMPTS)
     assert summary["tokens"] == sum(len(request["token_ids"]) for request in requests)
+    assert summary["tokens_in_rounds"] == summary["tokens"] - len(requests)
     for i, request in enumerate(requests):
         mine = [event for event in events if event.get("request") == i]
         assert mine[0]["event"] == "arrived"
@@ -281,6 +290,11 @@ def test_plain_decoding_and_all_at_once() -> None:
 def test_nobody_waits_for_one_that_is_late() -> None:
     printed = run("serve-demo", *QUICK, "--every", "1000", "--json").json()
     assert printed["summary"]["steps"] < 40
+    told = closing_lines(printed["summary"], ["A", "B", "C"], 48)
+    assert told[0].endswith("; the first of each output came with its prompt.")
+    assert told[1] == "Nobody was retracted: there was room for all."
+    told = closing_lines({**printed["summary"], "waited_requests": 2}, ["A", "B", "C"], 48)
+    assert told[1] == "Nobody was retracted: 2 of 3 had to wait before they began, but none after that."
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
@@ -327,7 +341,7 @@ def test_outputs_that_the_pool_cut_short() -> None:
     assert shown.status == 0
     told = " ".join(shown.out.split())
     assert "1 output ended where the whole pool was too small for it: raise --kv-slots." in told
-    assert "Nobody was retracted" in told
+    assert "Nobody was retracted. 1 output" in told
     assert "All outputs are" in told
 
 
@@ -347,7 +361,8 @@ def test_outputs_that_the_pool_cut_short() -> None:
         ("--algorithm none --topk 2", 2, "--topk with --algorithm none"),
         ("--seed 1", 2, "--seed without --temperature"),
         ("--step --json", 2, "leave one of them out"),
-        ("--kv-slots 100", 1, "prompt 0 has 118 tokens, and needs 134 KV slots"),
+        ("--step", 2, "no terminal to press them on"),
+        ("--kv-slots 100", 1, "prompt 0 (A) has 118 tokens, and needs 134 KV slots"),
         ("--prompt-file no/such/file", 1, "no/such/file"),
     ],
 )
@@ -420,6 +435,19 @@ def test_to_its_end_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {state.state for state in shown[-1].now.requests} == {"done"}
     assert "3 requests shared 48 slots" in " ".join(ended.out.split())
     assert " arrives" not in ended.out.splitlines()[0]  # no line for each event
+
+
+def test_a_terminal_whose_input_has_ended() -> None:
+    master, slave = pty.openpty()
+    try:
+        assert not input_has_ended(slave)
+        os.write(master, b"typed ahead\n")
+        assert not input_has_ended(slave)
+        os.write(master, b"and then\n\x04")
+        assert input_has_ended(slave)
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 def test_ctrl_c_gives_the_terminal_back(open_terminal: Callable[..., Terminal]) -> None:

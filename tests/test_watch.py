@@ -20,6 +20,7 @@ from refspec.engine.watch import (
     Page,
     Read,
     Retracted,
+    Waits,
     Watch,
 )
 from refspec.models.scripted import ScriptedModel
@@ -103,8 +104,32 @@ def test_what_the_cache_gives_up_is_told() -> None:
     for _ in range(2):
         assert not [event for event in watch.step() if isinstance(event, Evicted)]
     engine.add_request([5] * 6, budget(2))  # 7 slots are the first one's: 5 are free, 7 needed
-    assert watch.step()[:2] == [Arrived(3, 1, 6), Evicted(3, 7)]
+    assert watch.step()[:2] == [Arrived(3, 1, 6), Evicted(3, 7, (1,))]
     assert watch.snapshot().evicted_tokens == engine.stats.evicted_tokens == 7
+
+
+def test_why_one_waits_is_told_once() -> None:
+    engine = engine_of(spec=None, kv_slots=10)
+    watch = Watch(engine)
+    for _ in range(3):
+        engine.add_request([1] * 4, budget(4))
+    told = [event for _ in range(12) for event in watch.step() if isinstance(event, Waits)]
+    # Two have 4 tokens each, and need 2 slots for a round; the third would need 4 and a round of 3.
+    assert told == [Waits(1, 2, needed_slots=7, room=2, behind=0)]
+    assert watch.unfinished == []
+
+
+def test_a_prefix_that_it_would_find_is_no_room() -> None:
+    engine = engine_of(spec=None, kv_slots=16, prefix_cache=True)
+    watch = Watch(engine)
+    engine.add_request([1] * 5, budget(1))
+    watch.step()  # 5 cached slots are left
+    for prompt in ([2] * 8, [1] * 9, [3]):
+        engine.add_request(prompt, budget(3))
+    told = [event for _ in range(9) for event in watch.step() if isinstance(event, Waits)]
+    # Of the 11 others 9 are taken, after a round. 4 more tokens to read, and a round of 2.
+    assert told == [Waits(3, 2, needed_slots=6, room=2, behind=1)]
+    assert [state.found_tokens for state in watch.snapshot().requests] == [0, 0, 5, 0]
 
 
 def test_a_request_too_large_for_the_pool_and_one_that_is_aborted() -> None:
@@ -177,6 +202,7 @@ def test_events_add_up_and_pages_are_the_pools(
         check_snapshot(watch)
     assert watch.requests == requests
     assert engine.stats.retractions > 0
+    assert (cache and chunk) or any(isinstance(event, Waits) for event in events)
 
     tokens: Counter[int] = Counter()
     rounds: Counter[int] = Counter()
@@ -196,6 +222,9 @@ def test_events_add_up_and_pages_are_the_pools(
                 assert found + n == len(PROMPTS[r]) + max(0, tokens[r] - 1)
                 assert found == 0 or cache
                 waits[r], reading[r] = False, n
+            case Waits(request=r, needed_slots=n, room=room):
+                assert waits[r]
+                assert n > room
             case Read(request=r, tokens=n, unread=left):
                 assert chunk is None or n <= chunk
                 assert reading[r] == n + left

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -164,6 +167,9 @@ def serve_demo(
     check_sampling_options(ctx)
     if step and as_json:
         raise UsageError("--step waits for keys, --json prints nothing but JSON: leave one of them out")
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    if step and not has_screen(console):
+        raise UsageError("--step waits for keys, and there is no terminal to press them on: leave it out")
     prompts = [*(prompt or []), *map(read_prompt, prompt_file or [])] or list(PROMPTS)
     with option_names(UsageError):
         spec = None
@@ -173,7 +179,6 @@ def serve_demo(
             )
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
 
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet = not shows_progress(as_json)
     with option_names(UsageError), nullcontext() if quiet else errors.status("loading the models"):
         from refspec.cli.serve_run import Run, closing_lines
@@ -235,6 +240,8 @@ def serve_demo(
 def _show_on_screen(console: Console, run: Run, by_key: bool, delay: float) -> None:
     """Draw every step, until the run is over, or whoever watches has had enough."""
     rests = by_key
+    if by_key and input_has_ended(sys.stdin.fileno()):
+        return
     with Screen(console) as screen:
         for _ in run.steps():
             view = run.view(fills_screen=True)
@@ -251,3 +258,17 @@ def _show_on_screen(console: Console, run: Run, by_key: bool, delay: float) -> N
                 break
             if key == "quit":
                 return
+
+
+def input_has_ended(keyboard: int) -> bool:
+    """Did a terminal's input end before anybody asked for keys? Lines that were typed until now are thrown away.
+
+    To be asked before there is a Screen: that makes the terminal forget what it has not given out, the end too.
+    """
+    while select.select([keyboard], [], [], 0)[0]:
+        try:
+            if not os.read(keyboard, 1 << 12):
+                return True
+        except OSError:  # the terminal is gone
+            return True
+    return False

@@ -12,8 +12,8 @@ from refspec.cli.serve_view import News, ServeView, label
 from refspec.config import SamplingParams
 from refspec.engine.compare import Difference, first_difference
 from refspec.engine.engine import Engine
-from refspec.engine.watch import Admitted, Event, Read, Watch
-from refspec.requests.request import Request
+from refspec.engine.watch import Admitted, Arrived, Event, Read, Watch
+from refspec.requests.request import Request, prompt_name
 
 
 @dataclass
@@ -35,8 +35,14 @@ class Run:
     most_running: int = 0  # at one time
 
     def __post_init__(self) -> None:
-        make = self.watch.engine.make_request
-        self.requests = [make(i, prompt, self.params) for i, prompt in enumerate(self.prompts)]
+        self.requests = [self._request(i, prompt) for i, prompt in enumerate(self.prompts)]
+
+    def _request(self, i: int, prompt: str) -> Request:
+        try:
+            return self.watch.engine.make_request(i, prompt, self.params)
+        except ValueError as error:
+            name = prompt_name(i)
+            raise ValueError(str(error).replace(name, f"{name} ({label(i)})", 1)) from None
 
     @property
     def is_over(self) -> bool:
@@ -109,15 +115,18 @@ class Run:
         admitted = [event for event in self.events if isinstance(event, Admitted)]
         read = [event for event in self.events if isinstance(event, Read)]
         reasons = Counter(str(request.finish_reason) for request in self.requests)
+        arrivals = {event.request: event.step for event in self.events if isinstance(event, Arrived)}
         return {
             "requests": len(self.requests),
             "steps": now.step,
             "rounds": now.rounds,
             "tokens": sum(len(request.output_ids) for request in self.requests),
+            "tokens_in_rounds": now.committed_tokens,
             "tokens_per_round": now.committed_tokens / now.rounds if now.rounds else 0.0,
             "accept_length": stats.accept_length,
             "finish_reasons": dict(reasons),
             "most_running": self.most_running,
+            "waited_requests": sum(not event.again and event.step > arrivals[event.request] for event in admitted),
             "prompt_tokens": sum(len(request.prompt_ids) for request in self.requests),
             "prompt_tokens_found": sum(event.found_tokens for event in admitted if not event.again),
             "retractions": now.retractions,
@@ -140,9 +149,11 @@ def closing_lines(summary: dict[str, Any], names: list[str], kv_slots: int) -> l
     many = summary["requests"]
     lines = [
         f"{plural(many, 'request')} shared {kv_slots} slots; {summary['most_running']} ran at one time, at most. "
-        f"{plural(summary['tokens'], 'token')} came in {plural(summary['rounds'], 'round')}"
+        f"{summary['tokens_in_rounds']} of {plural(summary['tokens'], 'token')} came in "
+        f"{plural(summary['rounds'], 'round')}"
         + (f", {summary['tokens_per_round']:.1f} in each" if summary["rounds"] else "")
-        + (f", with accept length {summary['accept_length']:.2f}." if summary["accept_length"] else ".")
+        + (f", with accept length {summary['accept_length']:.2f}" if summary["accept_length"] else "")
+        + "; the first of each output came with its prompt."
     ]
     if summary["retractions"]:
         who = "One was" if summary["retracted_requests"] == 1 else f"{summary['retracted_requests']} were"
@@ -151,8 +162,13 @@ def closing_lines(summary: dict[str, Any], names: list[str], kv_slots: int) -> l
             f"{who} retracted, {_times(summary['retractions'])} in all: to go on where they stood, "
             f"{plural(again, 'token')} had to be read again, and {found} were still in the cache."
         )
+    elif summary["waited_requests"]:
+        waited = summary["waited_requests"]
+        lines.append(f"Nobody was retracted: {waited} of {many} had to wait before they began, but none after that.")
+    elif summary["finish_reasons"].get("out_of_slots"):
+        lines.append("Nobody was retracted.")
     else:
-        lines.append("Nobody was retracted: there was room for all. A smaller --kv-slots brings it about.")
+        lines.append("Nobody was retracted: there was room for all.")
     found, prompts = summary["prompt_tokens_found"], summary["prompt_tokens"]
     if found:
         lines.append(

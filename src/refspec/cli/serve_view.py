@@ -31,6 +31,7 @@ from refspec.engine.watch import (
     RequestState,
     Retracted,
     Snapshot,
+    Waits,
 )
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -71,8 +72,13 @@ def describe(event: Event) -> str:
         case Retracted(request=number, slots=slots, output_tokens=tokens):
             had = plural(tokens, "output token")
             return f"{label(number)} is retracted, with {had}, and gives back {plural(slots, 'slot')} of its own"
-        case Evicted(slots=slots):
-            return f"the prefix cache gives up {plural(slots, 'slot')}"
+        case Waits(request=number, needed_slots=slots, room=room, behind=behind):
+            others = f", {behind} behind it" if behind else ""
+            needed = f"it and a round need {plural(slots, 'slot')}"
+            return f"{label(number)} waits{others}: {needed}, {room} free or evictable"
+        case Evicted(slots=slots, readers=readers):
+            whom = f"{', '.join(map(label, readers))} to read" if readers else "a round"
+            return f"the prefix cache gives up {plural(slots, 'slot')} for {whom}"
         case Finished(request=number, reason=reason, output_tokens=tokens, rounds=rounds):
             return f"{label(number)} ends ({reason}): {plural(tokens, 'token')} in {plural(rounds, 'round')}"
     raise AssertionError(f"no words for {event}")

@@ -63,6 +63,20 @@ class Admitted(Event):
 
 
 @dataclass(frozen=True)
+class Waits(Event):
+    """There was no room for the request at the head of the queue. Told once, until it is admitted.
+
+    needed_slots: for what it has to read, and for one round of all after that. room: slots that are free, or cached and
+    not in use, without the prefix that it would find itself. Both are as they are after the step.
+    """
+
+    request: int
+    needed_slots: int
+    room: int
+    behind: int  # others that wait behind it, for nobody overtakes it
+
+
+@dataclass(frozen=True)
 class Read(Event):
     """A request has read a part of its prompt, or all that was left."""
 
@@ -95,6 +109,7 @@ class Evicted(Event):
     """The prefix cache has given slots up, since they were needed."""
 
     slots: int
+    readers: tuple[int, ...] = ()  # the requests that read in this step, if it was for them, and not for a round
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,7 @@ class RequestState:
     output_ids: tuple[int, ...]
     newest: int  # how many of them the last step brought
     accept_lens: tuple[int, ...]
-    found_tokens: int  # that the prefix cache had for it, over all its admissions
+    found_tokens: int  # that the prefix cache had for it when it was admitted; again, if it was retracted
     retractions: int
 
     @property
@@ -217,6 +232,8 @@ class Watch:
         self.steps = 0
         self.mode: ForwardMode | None = None
         self._seen: dict[Request, _Seen] = {}
+        self._found: dict[Request, int] = {}  # at the latest admission
+        self._told: set[Request] = set()  # those that wait, and of which it is told why
         self._start = self._counts()
         self._last = self._start
 
@@ -244,8 +261,6 @@ class Watch:
         elif changed["prefills"]:
             self.mode = ForwardMode.EXTEND
         room: list[Event] = []
-        if changed["evicted_tokens"]:
-            room.append(Evicted(self.steps, changed["evicted_tokens"]))
         others: list[Event] = []
         for number, request in enumerate(self.requests):
             seen = self._seen[request]
@@ -257,7 +272,11 @@ class Watch:
                 seen.holding = False
             others += self._progress(number, request, seen)
             self._seen[request] = _Seen.of(request, self.engine.allocator.page_size, seen.output)
-        return [*arrived, *room, *others]
+        if changed["evicted_tokens"]:
+            reads = self.mode is ForwardMode.EXTEND
+            readers = tuple(event.request for event in others if isinstance(event, Read)) if reads else ()
+            room.insert(0, Evicted(self.steps, changed["evicted_tokens"], readers))
+        return [*arrived, *room, *others, *self._waits()]
 
     def snapshot(self) -> Snapshot:
         """What there is now: new lists, which later steps leave alone."""
@@ -305,7 +324,8 @@ class Watch:
         events: list[Event] = []
         start, to_read = seen.read, seen.to_read
         if not seen.holding and (holding or new_tokens):
-            start = request.found_tokens - seen.found
+            start = self._found[request] = request.found_tokens - seen.found
+            self._told.discard(request)
             events.append(Admitted(step, number, start, to_read - start, again))
         if (holding or new_tokens) and start < to_read:
             # Whoever has ended meanwhile had read all of it, or had no new token.
@@ -318,6 +338,30 @@ class Watch:
             rounds = len(request.accept_lens)
             events.append(Finished(step, number, request.finish_reason, len(request.output_ids), rounds))
         return events
+
+    def _waits(self) -> list[Event]:
+        """Why the head of the queue waits, if the scheduler has refused it and it is not told yet."""
+        scheduler, allocator, cache = self.engine.scheduler, self.engine.allocator, self.engine.scheduler.cache
+        request = scheduler.refused
+        if request is None or request in self._told:
+            return []
+        found, room = 0, allocator.available()
+        if cache:
+            # The scheduler has looked the same up when it refused, and nobody since: the order of eviction stays.
+            ids = request.read_ids
+            match = cache.match_prefix(ids if scheduler.worker.reads_ahead else ids[:-1])
+            cache.inc_lock_ref(match.node)
+            found, room = len(match.slots), room + cache.evictable_size
+            cache.dec_lock_ref(match.node)
+        readers = [(request.kv_len, request.read_len) for request in filter(None, [scheduler.chunked])]
+        readers.append((found, request.read_len))
+        needed = sum(allocator.slots_to_extend([start], [end]) for start, end in readers)
+        needed += scheduler.worker.slots_for_round([*scheduler.running.prefix_lens, *(end for _, end in readers)])
+        if needed <= room:  # a round has filled less than it might have
+            return []
+        self._told.add(request)
+        number = self.requests.index(request)
+        return [Waits(self.steps, number, needed, room, len(scheduler.waiting) - 1)]
 
     def _state(self, number: int, request: Request) -> RequestState:
         holding = request.row != 0
@@ -336,7 +380,7 @@ class Watch:
             output_ids=tuple(request.output_ids),
             newest=self._seen[request].newest,
             accept_lens=tuple(request.accept_lens),
-            found_tokens=request.found_tokens,
+            found_tokens=self._found.get(request, request.found_tokens),
             retractions=request.retractions,
         )
 
