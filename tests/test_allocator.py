@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from torch.utils._python_dispatch import TorchDispatchMode
+from tensor_bytes import TensorBytes
 
 from refspec.kernels import align_evict_mask_to_page_size
 from refspec.memory.allocator import AllocatorState, IntegrityError, OutOfSlots, SlotAllocator
@@ -178,7 +176,7 @@ def test_no_call_touches_more_of_a_pool_than_it_is_about(page_size: int) -> None
         allocator = SlotAllocator(size, CPU, page_size)
         kept = allocator.alloc(8)
         allocator.free(allocator.alloc(16))
-        with CountedBytes() as counted:
+        with TensorBytes() as counted:
             for _ in range(2):
                 state = allocator.backup_state()
                 allocator.alloc(16)
@@ -188,20 +186,6 @@ def test_no_call_touches_more_of_a_pool_than_it_is_about(page_size: int) -> None
         return counted.total
 
     assert 0 < written(128_000) == written(128)
-
-
-class CountedBytes(TorchDispatchMode):
-    """Inside, adds up the bytes of all tensors that operations return, views left out."""
-
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
-        for x in out if isinstance(out, tuple) else [out]:
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
-                self.total += x.nbytes
-        return out
 
 
 def test_counters_follow_taking_returning_and_restoring() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from tensor_bytes import TensorBytes
 from typer.testing import CliRunner
 
 from refspec.bench import host_overhead as bench
@@ -165,20 +165,6 @@ def test_batch_costs_no_more_than_its_share_and_would_be_seen_if_it_did(monkeypa
 
 
 # --- without a clock ----------------------------------------------------------------------------------------------
-
-
-class TensorBytes(TorchDispatchMode):
-    """Inside, adds up the bytes of all tensors that operations make."""
-
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
-        for x in out if isinstance(out, tuple) else [out]:
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
-                self.total += x.nbytes
-        return out
 
 
 @by_way

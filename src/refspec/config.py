@@ -162,8 +162,9 @@ class SamplingParams:
     presence_penalty: taken off the logit of each token that the output holds. What "holds", and the order of these
         four, is defined in refspec.requests.logit_rules.
     logit_bias: token id -> what is added to its logit, from -100 to 100.
-    grammar: what the output may look like. The request ends with finish_reason "stop" when its output is complete.
-        refspec.requests.json_grammar makes one from a JSON schema.
+    grammar: what the output may look like. The request ends with finish_reason "stop" when its output is complete, and
+        with "dead_end" where it allows nothing that the model can say. refspec.requests.json_grammar makes one from a
+        JSON schema.
     logprobs: give the log-probability of each output token, and of so many of the likeliest ones in its place. They
         are the model's own, before anything that is set here (refspec.requests.logprobs). None: give none.
     seed: what the request's coins are made of. The same seed gives the same output for the same prompt, settings and
