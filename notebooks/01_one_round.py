@@ -82,10 +82,10 @@ for name, stats in (("plain", plain.stats), ("speculative", engine.stats)):
 # far as the target has read, then its own guess of it. Embedding and output head it borrows from the target.
 
 # %%
-for name, model in (("target", engine.target_model), ("EAGLE head", engine.draft_model)):
+for name, model in (("target", engine.target_model), ("EAGLE head", engine.scheduler.worker.draft_runner.model)):
     weights = sum(parameter.numel() for parameter in model.parameters())
     print(f"{name:<10}  layers: {model.config.num_hidden_layers:>2}  weights of its own: {weights / 1e6:.2f} million")
-assert engine.draft_model.shared[0] is engine.target_model.embed_tokens
+assert engine.scheduler.worker.draft_runner.model.shared[0] is engine.target_model.embed_tokens
 
 # %% [markdown]
 # ## One round
@@ -300,7 +300,7 @@ def report(phase):
 
 
 report("prefill")
-drafted = draft(batch, worker.draft, slots, toy_config)
+drafted = draft(batch, worker.draft_runner, slots, toy_config)
 report("draft")
 toy_tree = make_tree(batch, drafted, toy_config)
 report("tree")
@@ -308,7 +308,7 @@ verified = verify(batch, toy_tree, worker.target, slots, toy_config)
 report("verify")
 done = commit(batch, verified, worker.target, slots, toy_config)
 report("commit")
-batch = extend_after_verify(batch, verified, done, worker.draft, toy_config)
+batch = extend_after_verify(batch, verified, done, worker.draft_runner, toy_config)
 report("extend")
 
 # %%

@@ -41,7 +41,7 @@ def prefilled(
 
 def poison(engine: Engine) -> None:
     """Every slot but the dummy holds NaN in both pools, as memory does that was never written, or held an overflow."""
-    for runner in (worker_of(engine).target, worker_of(engine).draft):
+    for runner in worker_of(engine).runners:
         runner.pool.buffer[:, 1:] = torch.nan
 
 

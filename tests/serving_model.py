@@ -492,7 +492,7 @@ class ServingModel:
         rows = self.worker.target.pool.layers[0][where, 0, 0].tolist()
         assert rows == [[NO_HIDDEN_INPUT, token, position] for token, _, position in tokens]
         if self.shape.spec:
-            rows = self.worker.draft.pool.layers[0][where, 0, 0].tolist()  # type: ignore[attr-defined]
+            rows = self.worker.draft_runner.pool.layers[0][where, 0, 0].tolist()  # type: ignore[attr-defined]
             assert rows == [list(row) for row in tokens]
 
     def _collect(self, node: TreeNode, above: int, slots: list[int], tokens: list[tuple[int, int, int]]) -> None:

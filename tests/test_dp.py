@@ -270,7 +270,7 @@ def test_an_engine_is_its_own_again_afterwards() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         generate_in_step(engine, Peers(0, 1, lambda mine: [mine], lambda mine: [mine]), [[VOCAB]])
     assert engine.scheduler.worker is worker
-    assert worker.target.shared_head is worker.draft.shared_head is None  # type: ignore[attr-defined]
+    assert worker.target.shared_head is worker.draft_runner.shared_head is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("vocab_size", "counts"), [(23, [2, 0, 3]), (2, [0, 0, 1]), (24, [1, 1, 1]), (5, [0, 0, 0])])

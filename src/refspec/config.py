@@ -6,12 +6,14 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALGORITHMS = ("eagle",)
+ALGORITHMS = ("eagle",)  # built in; workers/registry.py says what each is, and how others are added
+ALGORITHM_GROUP = "refspec.algorithms"
 SAMPLERS = ("target_only", "rejection", "block")
 
 
@@ -19,6 +21,7 @@ SAMPLERS = ("target_only", "rejection", "block")
 class SpecConfig:
     """How to speculate. Engine(spec=None) decodes plainly.
 
+    algorithm: who guesses: one of ALGORITHMS, or the name of an installed plug-in (refspec.workers.registry).
     topk (k): branches that the draft follows at each level.
     num_steps (S): levels of the draft tree, so at most S drafts are accepted in a round.
     num_draft_tokens (N): nodes that the target verifies for each request, the root included.
@@ -53,8 +56,9 @@ class SpecConfig:
     exact_penalties: bool = True
 
     def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm is {self.algorithm!r}, it must be one of: {', '.join(ALGORITHMS)}")
+        if self.algorithm not in ALGORITHMS and self.algorithm not in algorithm_entry_points():
+            known = ", ".join((*ALGORITHMS, *algorithm_entry_points()))
+            raise ValueError(f"algorithm is {self.algorithm!r}, it must be one of: {known}")
         for name in ("topk", "num_steps"):
             require_int(name, getattr(self, name), at_least=1)
         require_int("num_draft_tokens", self.num_draft_tokens, at_least=2)
@@ -94,6 +98,11 @@ class SpecConfig:
     def num_candidates(self) -> int:
         """The draft's pool: k from the first level, k² from each of the others."""
         return self.topk + (self.num_steps - 1) * self.topk**2
+
+    @property
+    def longest_path(self) -> int:
+        """Nodes of the longest path that a tree can have, the root included."""
+        return self.num_steps + 1
 
     def draft_end(self, seq_len: int) -> int:
         """Where the draft's slots end in the request table, for a request with seq_len committed tokens.
@@ -220,6 +229,11 @@ class SamplingParams:
             require_int("seed", self.seed, at_least=0)
             if self.seed >= 2**63:
                 raise ValueError(f"seed is {self.seed}, it must be below 9223372036854775808")
+
+
+def algorithm_entry_points() -> dict[str, EntryPoint]:
+    """By name, the algorithms that installed packages offer. None of them is imported by this."""
+    return {found.name: found for found in entry_points(group=ALGORITHM_GROUP) if found.name not in ALGORITHMS}
 
 
 def _logit_bias(given: object) -> dict[int, float]:

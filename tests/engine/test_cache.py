@@ -49,7 +49,7 @@ def test_scripted_records_after_every_round(spec: SpecConfig) -> None:
             assert len(text) == request.kv_len + 1
             assert cached(worker.target, engine, request)[0, :, 0, 0].tolist() == [[-1, text[p], p] for p in rows]
             if request.finish_reason is None:  # a finished one is not extended any more
-                assert cached(worker.draft, engine, request)[0, :, 0, 0].tolist() == [
+                assert cached(worker.draft_runner, engine, request)[0, :, 0, 0].tolist() == [
                     [text[p], text[p + 1], p] for p in rows
                 ]
                 looked_at += 1
@@ -75,8 +75,8 @@ def test_SEQ_02_keys_and_values_as_if_nothing_had_ever_been_rejected(spec: SpecC
             expected, hidden = prefilled(worker.target, text[:-1])
             torch.testing.assert_close(cached(worker.target, engine, request), expected, rtol=1e-9, atol=1e-9)
             if request.finish_reason is None:
-                expected, _ = prefilled(worker.draft, text[1:], hidden)
-                torch.testing.assert_close(cached(worker.draft, engine, request), expected, rtol=1e-9, atol=1e-9)
+                expected, _ = prefilled(worker.draft_runner, text[1:], hidden)
+                torch.testing.assert_close(cached(worker.draft_runner, engine, request), expected, rtol=1e-9, atol=1e-9)
 
     engine.generate([[0, 5, 3], [0, 9, 1, 4, 4, 2]], SamplingParams(max_new_tokens=25), observer)
     assert rejected > 3

@@ -53,7 +53,7 @@ def test_SEQ_01_the_shift_across_chunks(chunk: int, monkeypatch: pytest.MonkeyPa
     for engine in engines:
         request = engine.add_request(prompt, params)
         step_until(engine, lambda request=request: bool(request.output_ids))  # type: ignore[misc]
-        draft_rows.append(cached(worker_of(engine).draft, engine, request).clone())
+        draft_rows.append(cached(worker_of(engine).draft_runner, engine, request).clone())
     text = [*prompt, *request.output_ids]
     whole, *chunks = fed
     assert whole == [(p, text[p], text[p + 1]) for p in range(6)]

@@ -368,7 +368,7 @@ def watched(engine: Engine) -> Iterator[set[str]]:
     """What padding must not do: name a row or a slot of somebody's, write there, or put a NaN into slot 0."""
     complaints: set[str] = set()
     worker = engine.scheduler.worker
-    runners = [worker.target, *([worker.draft] if hasattr(worker, "draft") else [])]
+    runners = [worker.target, *([worker.draft_runner] if hasattr(worker, "draft") else [])]
     taken: list[int] = []
     original_alloc, original_fill, original_step = engine.allocator.alloc, StaticBuffers.fill, engine.scheduler.step
 

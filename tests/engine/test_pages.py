@@ -44,7 +44,7 @@ def test_PAGE_01_each_branch_has_its_copies_and_reads_them(monkeypatch: pytest.M
     engine.step()
     (request,) = engine.scheduler.running.requests
     assert request.kv_len == 10
-    pool, table = worker_of(engine).draft.pool, engine.table.req_to_token
+    pool, table = worker_of(engine).draft_runner.pool, engine.table.req_to_token
     own = table[request.row, 8:10].tolist()
     expected = pool.buffer[:, own].clone()
     available = engine.allocator.available()
@@ -142,7 +142,7 @@ def test_PAGE_10_any_number_of_draft_tokens(spec: SpecConfig) -> None:
             slots = engine.table.req_to_token[request.row, : request.kv_len]
             assert (slots % spec.page_size).tolist() == [p % spec.page_size for p in rows]
             if request.finish_reason is None:
-                draft_rows = cached(worker.draft, engine, request)[0, :, 0, 0].tolist()
+                draft_rows = cached(worker.draft_runner, engine, request)[0, :, 0, 0].tolist()
                 assert draft_rows == [[text[p], text[p + 1], p] for p in rows]
                 looked_at += 1
 
@@ -169,8 +169,8 @@ def test_PAGE_10_over_real_attention(spec: SpecConfig) -> None:
             expected, hidden = prefilled(worker.target, request.all_ids[:-1])
             torch.testing.assert_close(cached(worker.target, engine, request), expected, rtol=1e-9, atol=1e-9)
             if request.finish_reason is None:
-                expected, _ = prefilled(worker.draft, request.all_ids[1:], hidden)
-                torch.testing.assert_close(cached(worker.draft, engine, request), expected, rtol=1e-9, atol=1e-9)
+                expected, _ = prefilled(worker.draft_runner, request.all_ids[1:], hidden)
+                torch.testing.assert_close(cached(worker.draft_runner, engine, request), expected, rtol=1e-9, atol=1e-9)
 
     prompts, params = [[0, 5, 3], [0, 9, 1, 4, 4, 2]], SamplingParams(max_new_tokens=16)
     assert_same_output(Engine(target).generate(prompts, params), engine.generate(prompts, params, observer))

@@ -206,7 +206,7 @@ def test_SEQ_08_idle_batch_passes_through_every_phase(spec: SpecConfig) -> None:
     worker = engine.scheduler.worker
     engine.generate([[1, 2]], SamplingParams(max_new_tokens=3))  # so that counters and pools are not all zero
     forwards, rounds = engine.stats.forwards.copy(), engine.stats.rounds
-    pools = [worker.target.pool.buffer.clone(), worker.draft.pool.buffer.clone()]  # type: ignore[attr-defined]
+    pools = [worker.target.pool.buffer.clone(), worker.draft_runner.pool.buffer.clone()]  # type: ignore[attr-defined]
     free, launched = engine.allocator.free_slots.clone(), launches.copy()
 
     idle = worker.forward(RunningBatch.of([], engine.table.req_to_token), ForwardMode.IDLE)
@@ -224,7 +224,7 @@ def test_SEQ_08_idle_batch_passes_through_every_phase(spec: SpecConfig) -> None:
     assert (engine.stats.forwards, engine.stats.rounds) == (forwards, rounds)
     assert torch.equal(engine.allocator.free_slots, free)
     assert torch.equal(worker.target.pool.buffer, pools[0])
-    assert torch.equal(worker.draft.pool.buffer, pools[1])  # type: ignore[attr-defined]
+    assert torch.equal(worker.draft_runner.pool.buffer, pools[1])  # type: ignore[attr-defined]
     # The operations are launched all the same: a rank with requests launches them too, and they must meet.
     assert {"build_tree", "verify_tree_greedy", "assign_req_to_token", "stable_topk"} <= set(launches - launched)
     assert_all_free(engine)

@@ -69,8 +69,8 @@ def assert_caches_as_prefilled(engine: Engine, request: Request) -> None:
     worker, text = worker_of(engine), request.all_ids
     expected, hidden = prefilled(worker.target, text[: request.kv_len])
     torch.testing.assert_close(cached(worker.target, engine, request), expected, rtol=1e-9, atol=1e-9)
-    expected, _ = prefilled(worker.draft, text[1 : request.kv_len + 1], hidden)
-    torch.testing.assert_close(cached(worker.draft, engine, request), expected, rtol=1e-9, atol=1e-9)
+    expected, _ = prefilled(worker.draft_runner, text[1 : request.kv_len + 1], hidden)
+    torch.testing.assert_close(cached(worker.draft_runner, engine, request), expected, rtol=1e-9, atol=1e-9)
 
 
 PAIRS = {"knows": transparent_pair, "errs": often_wrong_pair, "knows nothing": unrelated_pair}

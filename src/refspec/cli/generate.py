@@ -305,8 +305,9 @@ def generate(
     observer = None if plain or (as_json and not trace) else rounds.append
     with trace_writer(trace) as save, option_names(ValueError):
         with nullcontext() if quiet else errors.status("loading the models"):
-            from refspec.engine.engine import SHIPPED_DRAFTS, Engine
+            from refspec.engine.engine import Engine
             from refspec.engine.record import make_trace
+            from refspec.workers.registry import find_algorithm
 
             pool: dict[str, Any] = {
                 "kv_slots": kv_slots,
@@ -330,7 +331,7 @@ def generate(
             **{name: getattr(spec, name, None) for name in SPEC_FIELDS},
             **settings,
             "target": target,
-            "draft": None if plain else draft or SHIPPED_DRAFTS[target],
+            "draft": None if spec is None else draft or find_algorithm(spec.algorithm).shipped_draft,
             "dtype": str(engine.dtype).removeprefix("torch."),
             "device": str(engine.device),
             "backend": engine.backend,

@@ -44,8 +44,8 @@ from refspec.contracts import ForwardMode
 from refspec.engine.engine import Engine, Generation, Prompt
 from refspec.kernels.backend import use_backend
 from refspec.memory.req_table import ReqTable
-from refspec.requests.request import RunningBatch
-from refspec.runtime.runner import ServedModel
+from refspec.requests.request import Request, RunningBatch
+from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Observer, Worker
 
 # What one rank wants decides for all if it stands further right.
@@ -173,8 +173,15 @@ class JointWorker(Worker):
         self.worker, self.table, self.peers, self.on_step = worker, table, peers, on_step
         self.reads_ahead = worker.reads_ahead
 
+    @property
+    def runners(self) -> list[ModelRunner]:
+        return self.worker.runners
+
     def slots_for_round(self, kv_lens: Sequence[int]) -> int:
         return self.worker.slots_for_round(kv_lens)
+
+    def written_len(self, request: Request) -> int:
+        return self.worker.written_len(request)
 
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         """As the worker's own, after any steps of another mode that the other ranks have to take first."""
@@ -209,16 +216,15 @@ def in_step(engine: Engine, peers: Peers, on_step: Callable[[Step], None] = lamb
     So whoever holds an engine has to keep stepping, with `join_others` when there is nothing of its own to do.
     """
     worker = engine.scheduler.worker
-    runners = [worker.target, *([worker.draft] if hasattr(worker, "draft") else [])]
     engine.scheduler.worker = joint = JointWorker(worker, engine.table, peers, on_step)
-    for runner in runners:
+    for runner in worker.runners:
         runner.shared_head = SharedHead(runner.model, peers)
     try:
         with use_backend(engine.backend):  # as in the engine's own steps
             yield joint
     finally:
         engine.scheduler.worker = worker
-        for runner in runners:
+        for runner in worker.runners:
             runner.shared_head = None
 
 

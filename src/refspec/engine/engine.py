@@ -21,9 +21,7 @@ from refspec.kernels.backend import resolve_backend, use_backend
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.prefix_cache import PrefixCache
 from refspec.memory.req_table import ReqTable
-from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target, load_tokenizer
-from refspec.models.eagle import EagleHead
-from refspec.models.llama import LlamaForCausalLM
+from refspec.models.checkpoint import find_checkpoint, load_target, load_tokenizer
 from refspec.models.scripted import ScriptedModel
 from refspec.requests.finish import matched_stop
 from refspec.requests.json_grammar import JsonGrammar
@@ -32,12 +30,10 @@ from refspec.requests.request import Request, prompt_name
 from refspec.runtime.graphs import GraphRunner, capture_sizes
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Observer, Stats, Worker
-from refspec.workers.eagle_v1 import EagleWorkerV1
 from refspec.workers.plain import PlainWorker
+from refspec.workers.registry import Setup, find_algorithm, require_finite
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The shipped draft that belongs to a shipped target.
-SHIPPED_DRAFTS = {"tiny": "tiny-eagle"}
 
 # Of a request that is none of a run's prompts, which are counted from 0: a stream's, or one of add_request.
 STREAM_INDEX = -1
@@ -164,18 +160,28 @@ class Engine:
 
         self.allocator = SlotAllocator(kv_slots, self.device, page_size)
         self.table = ReqTable(max_running, _table_width(self.max_context, spec), self.device)
-        target_runner = self._runner(self.target_model, {"target": 1 if spec is None else spec.num_draft_tokens})
         worker: Worker
         if spec is None:
             if draft is not None:
                 raise ValueError("a draft model is given, but spec=None decodes without one: give spec=SpecConfig(...)")
-            worker = PlainWorker(target_runner, self.allocator, self.stats)
+            worker = PlainWorker(self._runner(self.target_model, {"target": 1}), self.allocator, self.stats)
         else:
             if spec.topk > vocab_size:
                 raise ValueError(f"topk is {spec.topk}, but the vocabulary has only {vocab_size} ids")
-            self.draft_model = self._load_draft(target, draft)
-            draft_runner = self._runner(self.draft_model, {"draft": spec.topk, "extend": spec.num_steps + 1})
-            worker = EagleWorkerV1(target_runner, draft_runner, self.allocator, self.stats, spec)
+            algorithm = find_algorithm(spec.algorithm)
+            worker = algorithm.build(
+                Setup(
+                    config=spec,
+                    target=self.target_model,
+                    shipped_draft=algorithm.shipped_draft if target == "tiny" else None,
+                    draft=draft,
+                    allocator=self.allocator,
+                    stats=self.stats,
+                    dtype=self.dtype,
+                    device=self.device,
+                    make_runner=self._runner,
+                )
+            )
         cache = PrefixCache(self.allocator, pair_keys=worker.reads_ahead) if prefix_cache else None
         policy = RETRACTION_POLICIES[retraction]
         self.scheduler = Scheduler(worker, self.allocator, self.table, max_running, cache, chunk_size, policy)
@@ -415,36 +421,11 @@ class Engine:
 
     def _load_target(self, target: str | Path | ServedModel, dtype: torch.dtype) -> ServedModel:
         if not isinstance(target, str | Path):
-            return _finite(target, "target")
+            require_finite(target, "target")
+            return target
         folder = find_checkpoint(target)
         self.tokenizer = load_tokenizer(folder)
         return load_target(folder, dtype, self.device)
-
-    def _load_draft(self, target: str | Path | ServedModel, draft: str | Path | ServedModel | None) -> ServedModel:
-        if draft is None:
-            if str(target) not in SHIPPED_DRAFTS:
-                raise ValueError(
-                    "algorithm eagle needs a draft model: name one (--draft, or draft=... in Python); "
-                    f"only for {', '.join(SHIPPED_DRAFTS)} it is known which"
-                )
-            draft = SHIPPED_DRAFTS[str(target)]
-        if isinstance(draft, str | Path):
-            if not isinstance(self.target_model, LlamaForCausalLM):
-                raise ValueError("an EAGLE head shares its target's embedding: the target must be a LLaMA-style model")
-            return load_eagle(find_checkpoint(draft), self.target_model, self.dtype, self.device)
-        target_model = self.target_model
-        for name, theirs, ours in (
-            ("vocab_size", draft.config.vocab_size, target_model.config.vocab_size),
-            ("hidden_size", draft.config.hidden_size, target_model.config.hidden_size),
-            ("dtype", draft.kv_layout.dtype, target_model.kv_layout.dtype),
-        ):
-            if theirs != ours:
-                raise ValueError(f"the draft's {name} is {theirs}, the target's {ours}: they must be equal")
-        if isinstance(draft, EagleHead) and draft.shared[0] is not getattr(target_model, "embed_tokens", None):
-            raise ValueError("this EAGLE head was made for another target: a head shares its own target's embedding")
-        if isinstance(draft, LlamaForCausalLM):
-            raise ValueError("the draft is a whole language model: algorithm eagle takes an EAGLE head")
-        return _finite(draft, "draft")
 
 
 def _page_size(page_size: int | None, spec: SpecConfig | None) -> int:
@@ -495,12 +476,3 @@ def _device_of(target: str | Path | ServedModel, device: str | torch.device | No
     if device is not None and resolve_device(device).type != own.type:
         raise ValueError(f"device is {device!r}, but the target object is on {own}: move it, or leave device out")
     return own
-
-
-def _finite(model: ServedModel, role: str) -> ServedModel:
-    """A model object as it was given, unless its weights are no numbers."""
-    if isinstance(model, nn.Module):
-        for name, parameter in model.named_parameters():
-            if not torch.isfinite(parameter).all():
-                raise ValueError(f"the {role}'s weights hold NaN or infinite values, first in {name}")
-    return model

@@ -151,8 +151,7 @@ class Scheduler:
             self._give_up({*batch.requests, *self._holders(), *self.waiting})
             raise
         for request in batch.requests:
-            if request.finish_reason is None or not self.worker.reads_ahead:
-                request.written_len = request.kv_len
+            request.written_len = self.worker.written_len(request)
             if request.finish_reason:
                 self._release(request)
         if mode is ForwardMode.DECODE:

@@ -9,6 +9,13 @@ who runs, and when; it does not know how many tokens a worker's step will bring.
 | DECODE | running requests: each gets its next token, or a block of them                    |
 | IDLE   | no requests here: the same phases with zero rows, for the sake of other ranks     |
 
+Who implements what:
+
+| algorithm   | worker           | guesses with                                   | draft KV | slots of a round        |
+|-------------|------------------|------------------------------------------------|----------|-------------------------|
+| none        | PlainWorker      | nothing                                        | none     | 1                       |
+| eagle       | EagleWorkerV1    | an EAGLE head, S - 1 forwards and an extend    | its own  | k·S, given back; then N |
+
 Source: SGLang: python/sglang/srt/speculative/base_spec_worker.py:BaseSpecWorker @v0.5.5
 """
 
@@ -29,7 +36,7 @@ from refspec.kernels import assign_req_to_token, launches
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
 from refspec.requests.logprobs import append_logprobs
-from refspec.requests.request import RunningBatch
+from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner, greedy_choice
 from refspec.trace import Round
@@ -129,6 +136,11 @@ class Worker(ABC):
     def __init__(self, target: ModelRunner, allocator: SlotAllocator, stats: Stats) -> None:
         self.target, self.allocator, self.stats = target, allocator, stats
 
+    @property
+    def runners(self) -> list[ModelRunner]:
+        """All that it runs."""
+        return [self.target]
+
     reads_ahead: bool
     """Is a row of its cache fed the token after its own, as an EAGLE draft's is? Then only those can share a row who
     agree on that token too, and a finished request's newest rows are not written."""
@@ -136,6 +148,12 @@ class Worker(ABC):
     @abstractmethod
     def slots_for_round(self, kv_lens: Sequence[int]) -> int:
         """The most free slots that a round takes at one time, if its requests have kv_lens committed tokens."""
+
+    def written_len(self, request: Request) -> int:
+        """After a step: of how many of the request's committed tokens, from the first, every model has a row."""
+        if request.finish_reason and self.reads_ahead:
+            return request.written_len  # nobody has read the newest block
+        return request.kv_len
 
     @abstractmethod
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:

@@ -1,7 +1,8 @@
 """One speculative round, from the draft's first guess to its next: the readable worker.
 
-`EagleWorkerV1._round` is the whole story, one call for each phase; each phase is a file of `spec/`. A round costs
-one target forward and S draft forwards: S - 1 in the loop and one in the extend.
+`SpecWorker._round` is the whole story, one call for each phase; each phase is a file of `spec/`. Verification and
+commit are the same whoever guesses. Who guesses, and how, is a subclass's: EAGLE below, the others in files of their
+own. A round of EAGLE costs one target forward and S draft forwards: S - 1 in the loop and one in the extend.
 
 In SGLang the class of this name *is* the draft worker and holds the target; here a worker holds the runners of
 both.
@@ -12,12 +13,22 @@ Source: SGLang: python/sglang/srt/speculative/eagle_worker.py:EAGLEWorker.forwar
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from refspec.config import SpecConfig
-from refspec.contracts import DraftInput, ForwardMode
+from refspec.contracts import (
+    Candidates,
+    CommitOutput,
+    DraftInput,
+    ForwardMode,
+    ForwardOutput,
+    VerifyInput,
+    VerifyOutput,
+)
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ModelRunner
@@ -30,52 +41,42 @@ from refspec.workers.base import Observer, Stats, Worker
 from refspec.workers.recorder import RoundRecorder
 
 
-class EagleWorkerV1(Worker):
-    """Target and EAGLE-style draft over one set of slots."""
+class SpecWorker(Worker):
+    """A worker whose DECODE is a round of speculation. A subclass says what guesses, in four phases."""
 
-    def __init__(
-        self, target: ModelRunner, draft: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig
-    ) -> None:
+    def __init__(self, target: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig) -> None:
         super().__init__(target, allocator, stats)
-        self.draft, self.config = draft, config
-
-    reads_ahead = True
-
-    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
-        """The draft's slots are back before the tree's are taken, so it is the larger number of the two."""
-        drafts = self.allocator.slots_to_extend(kv_lens, [self.config.draft_end(kv_len) for kv_len in kv_lens])
-        trees = self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
-        return max(drafts, trees)
+        self.config = config
 
     # region forward_modes
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         if mode is ForwardMode.EXTEND:
             return self._prefill(batch)
         if mode is ForwardMode.IDLE:
-            batch.draft_input = self._empty_draft_input()
+            batch.draft_input = self.empty_draft_input()
         return self._round(batch, observer)
 
     # endregion forward_modes
 
     def _prefill(self, batch: RunningBatch) -> RunningBatch:
-        """The target reads the prompts, then the draft does, on the target's hidden states."""
+        """The target reads the prompts; then whoever guesses does, if it reads at all."""
         with self.phase("prefill"):
             out, slots = self.prefill_target(batch)
-            return extend_after_prefill(batch, out.hidden_states, slots, self.draft, self.config)
+            return self.read_prompt(batch, out, slots)
 
     # region one_round
     def _round(self, batch: RunningBatch, observer: Observer | None) -> RunningBatch:
         recorder = RoundRecorder(self.stats, self.config) if observer else None
         with self.phase("draft"):
-            candidates = draft(batch, self.draft, self.allocator, self.config)
+            candidates = self.draft(batch)
         with self.phase("tree"):
-            tree = make_tree(batch, candidates, self.config)
+            tree = self.make_tree(batch, candidates)
         with self.phase("verify"):
             verified = verify(batch, tree, self.target, self.allocator, self.config)
         with self.phase("commit"):
             done = commit(batch, verified, self.target, self.allocator, self.config)
         with self.phase("extend"):
-            going_on = extend_after_verify(batch, verified, done, self.draft, self.config)
+            going_on = self.extend(batch, verified, done)
         if batch.requests:
             self.stats.count_round(done.accept_lens, self.config.num_steps, self.config.num_candidates)
             if observer and recorder:
@@ -84,10 +85,68 @@ class EagleWorkerV1(Worker):
 
     # endregion one_round
 
-    def _empty_draft_input(self) -> DraftInput:
+    @abstractmethod
+    def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
+        """After the target has read extend_lens tokens of each request, at `slots`: get ready to guess what follows.
+
+        Returns the batch of the requests that go on, with their draft_input. Those that only stay to read more of their
+        prompt are among them.
+        """
+
+    @abstractmethod
+    def draft(self, batch: RunningBatch) -> Candidates | None:
+        """Guess. Afterwards the allocator is as it was. None: there is nothing to choose from, make_tree knows all."""
+
+    def make_tree(self, batch: RunningBatch, candidates: Candidates | None) -> VerifyInput:
+        """What the target is to check: the best of the candidates."""
+        assert candidates is not None
+        return make_tree(batch, candidates, self.config)
+
+    @abstractmethod
+    def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
+        """After a round: get ready to guess what follows. Returns the batch of the requests that go on."""
+
+    def empty_draft_input(self) -> DraftInput | None:
         """What a rank without requests starts its round from: no rows, of the right widths."""
-        model, device = self.draft.model, self.draft.device
+        return None
+
+
+class EagleWorkerV1(SpecWorker):
+    """Target and EAGLE-style draft over one set of slots: EAGLE, EAGLE-3, and MTP with one layer."""
+
+    def __init__(
+        self, target: ModelRunner, draft: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig
+    ) -> None:
+        super().__init__(target, allocator, stats, config)
+        self.draft_runner = draft
+
+    reads_ahead = True
+
+    @property
+    def runners(self) -> list[ModelRunner]:
+        return [self.target, self.draft_runner]
+
+    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+        """The draft's slots are back before the tree's are taken, so it is the larger number of the two."""
+        drafts = self.allocator.slots_to_extend(kv_lens, [self.config.draft_end(kv_len) for kv_len in kv_lens])
+        trees = self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
+        return max(drafts, trees)
+
+    # region eagle_phases
+    def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
+        return extend_after_prefill(batch, out.hidden_states, slots, self.draft_runner, self.config)
+
+    def draft(self, batch: RunningBatch) -> Candidates:
+        return draft(batch, self.draft_runner, self.allocator, self.config)
+
+    def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
+        return extend_after_verify(batch, verified, done, self.draft_runner, self.config)
+
+    # endregion eagle_phases
+
+    def empty_draft_input(self) -> DraftInput:
+        model, device = self.draft_runner.model, self.draft_runner.device
         ids = torch.zeros(0, self.config.topk, dtype=torch.int64, device=device)
         hidden = torch.zeros(0, model.config.hidden_size, dtype=model.kv_layout.dtype, device=device)
-        probs = torch.zeros(0, self.draft.vocab_size, device=device) if self.config.drafts_are_drawn else None
+        probs = torch.zeros(0, self.draft_runner.vocab_size, device=device) if self.config.drafts_are_drawn else None
         return DraftInput(ids.float(), ids, hidden, probs)

@@ -22,7 +22,7 @@ class RoundRecorder:
     def record(
         self,
         batch: RunningBatch,
-        candidates: Candidates,
+        candidates: Candidates | None,
         tree: VerifyInput,
         verified: VerifyOutput,
         done: CommitOutput,
@@ -40,16 +40,13 @@ class RoundRecorder:
         self,
         r: int,
         batch: RunningBatch,
-        candidates: Candidates,
+        candidates: Candidates | None,
         tree: VerifyInput,
         verified: VerifyOutput,
         done: CommitOutput,
     ) -> TreeRequest:
-        n, k = self.config.num_draft_tokens, self.config.topk
+        n = self.config.num_draft_tokens
         request, rows = batch.requests[r], slice(r * n, (r + 1) * n)
-        tokens = torch.cat(candidates.token_list, dim=1)[r].tolist()
-        scores = torch.cat([level.flatten(1) for level in candidates.score_list], dim=1)[r].tolist()
-        nodes = torch.cat(candidates.parents_list, dim=1)[r].tolist()  # entry g: who the candidates g·k... hang under
         mask = tree.tree_mask.view(-1, n, n)[r].tolist()
         accept_len = done.accept_lens[r]
         slots = verified.out_slots.tolist()
@@ -57,10 +54,7 @@ class RoundRecorder:
             request=request.index,
             seq_len=request.kv_len - accept_len,
             bonus_token=int(tree.draft_token[r * n]),
-            candidates=[
-                Candidate(token=token, parent=nodes[i // k], score=score)
-                for i, (token, score) in enumerate(zip(tokens, scores, strict=True))
-            ],
+            candidates=_pool(candidates, r, self.config.topk) if candidates else [],
             kept=tree.top_scores_index[r].tolist(),
             # Ancestors stand in earlier columns, the parent in the last of them.
             parents=[max((c for c in range(row) if mask[row][c]), default=-1) for row in range(n)],
@@ -70,7 +64,18 @@ class RoundRecorder:
             accepted_rows=[row - r * n for row in verified.accept_index[r].tolist() if row != -1],
             committed=request.output_ids[len(request.output_ids) - accept_len :],
             finish_reason=request.finish_reason,
-            draft_slots=candidates.slots[r].tolist(),
+            draft_slots=candidates.slots[r].tolist() if candidates else [],
             verify_slots=slots[rows],
             kept_slots=[slots[row] for row in done.kept_rows[r]],
         )
+
+
+def _pool(candidates: Candidates, r: int, k: int) -> list[Candidate]:
+    """All that was drafted for request r."""
+    tokens = torch.cat(candidates.token_list, dim=1)[r].tolist()
+    scores = torch.cat([level.flatten(1) for level in candidates.score_list], dim=1)[r].tolist()
+    nodes = torch.cat(candidates.parents_list, dim=1)[r].tolist()  # entry g: who the candidates g·k... hang under
+    return [
+        Candidate(token=token, parent=nodes[i // k], score=score)
+        for i, (token, score) in enumerate(zip(tokens, scores, strict=True))
+    ]
