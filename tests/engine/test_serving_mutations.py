@@ -149,9 +149,9 @@ def shared_prefix_runs_into_the_partial_page(patch: Patch) -> None:
     """Its tokens are seen twice, there and among the copies."""
     original = refspec.spec.draft.split_into_pages
 
-    def split(batch: RunningBatch, *others: Any) -> Any:
-        slots, _, copies, mask = original(batch, *others)
-        return slots, batch.prefix_lens, copies, mask
+    def split(batch: RunningBatch, lens: list[int], *others: Any) -> Any:
+        slots, _, copies, mask = original(batch, lens, *others)
+        return slots, lens, copies, mask
 
     patch.setattr(refspec.spec.draft, "split_into_pages", split)
 

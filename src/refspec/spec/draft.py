@@ -18,11 +18,13 @@ EAGLEWorker.draft_forward @v0.4.6
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from refspec.config import SpecConfig
-from refspec.contracts import Candidates, ForwardBatch
+from refspec.contracts import Candidates, DraftInput, ForwardBatch
 from refspec.kernels import assign_draft_cache_locs, assign_req_to_token, duplicate_prefix_tail, stable_topk
 from refspec.kernels.assign_draft_cache_locs import first_draft_positions
 from refspec.memory.allocator import SlotAllocator
@@ -34,33 +36,64 @@ from refspec.runtime.runner import ModelRunner
 TreeInfo = tuple[Tensor, Tensor, Tensor]
 
 
+class Branches(NamedTuple):
+    """The slots of the draft loop, and what its rows see beside them."""
+
+    slots: Tensor  # (b, k, S) branch-major: forward i of branch j writes slots[:, j, i]
+    prefix_lens: list[int]  # tokens that all branches see, by the request table
+    copies: Tensor  # (b, C) slots behind these that were written before the loop; 0: none
+    sees_copy: Tensor  # bool (b, k, C) which branch sees which of them
+
+
 def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocator, config: SpecConfig) -> Candidates:
     """S - 1 draft forwards. Afterwards the allocator is as it was.
 
     Needs batch.draft_input. Raises OutOfSlots, with nothing taken, if the slots up to each draft_end are not
     free.
     """
-    k, steps, b = config.topk, config.num_steps, len(batch)
     start = batch.draft_input
     assert start is not None
     # region reserve_draft_slots
     state = allocator.backup_state()
-    slots = batch.alloc_up_to([config.draft_end(kv_len) for kv_len in batch.prefix_lens], allocator)
-    own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
-    if config.page_size > 1 and k > 1:
-        slots, prefix_lens, copies, tail_mask = split_into_pages(batch, slots, draft_runner, config)
+    ends = [config.draft_end(kv_len) for kv_len in batch.prefix_lens]
+    slots = batch.alloc_up_to(ends, allocator)
+    if config.page_size > 1 and config.topk > 1:
+        end = torch.tensor(ends, dtype=torch.int64, device=slots.device)
+        assign_req_to_token(batch.req_to_token, batch.rows, batch.seq_lens, end, slots)
+        branches = split_into_pages(batch, batch.prefix_lens, batch.seq_lens, draft_runner, config)
     else:
-        slots, prefix_lens = slots.view(b, k, steps), batch.prefix_lens
-        copies, tail_mask = slots[:, 0, :0], own_column[:, :, :0]
-
-    topk_p, topk_index, hidden_states = start.topk_p, start.topk_index, start.hidden_states
-    laws = [start.draft_probs]
-    scores = topk_p
-    levels: list[TreeInfo] = []
-    first_positions = batch.seq_lens.repeat_interleave(k)
-    tail_slots = torch.cat([copies, slots.transpose(1, 2).flatten(1)], dim=1)  # behind the copies k columns a step
+        slots = slots.view(len(batch), config.topk, config.num_steps)
+        branches = Branches(slots, batch.prefix_lens, slots[:, 0, :0], slots[:, :, :0].bool())
     # endregion reserve_draft_slots
+    # region return_draft_slots
+    candidates = draft_loop(batch, start, branches, batch.seq_lens, draft_runner, config)
+    allocator.restore_state(state)
+    return candidates
+    # endregion return_draft_slots
+
+
+def draft_loop(
+    batch: RunningBatch,
+    start: DraftInput,
+    branches: Branches,
+    positions: Tensor,
+    draft_runner: ModelRunner,
+    config: SpecConfig,
+    recurrent: bool = True,
+) -> Candidates:
+    """S - 1 draft forwards over slots that are the caller's to reserve and to give back.
+
+    start: the first level. positions i64 (b): where forward 0 runs; the others follow it. recurrent: a row is fed the
+    hidden state that its parent's row gave, beside its token; False: the draft reads tokens alone.
+    """
     # region draft_loop
+    k, steps, b = config.topk, config.num_steps, len(batch)
+    slots, prefix_lens, copies, tail_mask = branches
+    tail_slots = torch.cat([copies, slots.transpose(1, 2).flatten(1)], dim=1)  # behind the copies k columns a step
+    own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
+    first_positions = positions.repeat_interleave(k)
+    topk_p, topk_index, hidden_states = start.topk_p, start.topk_index, start.hidden_states
+    laws, scores, levels = [start.draft_probs], topk_p, list[TreeInfo]()
     for i in range(steps):
         input_ids, hidden_states, scores, level = select_top_k_tokens(i, topk_p, topk_index, hidden_states, scores, k)
         levels.append(level)
@@ -80,7 +113,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
                 prefix_lens=prefix_lens,
                 tail_slots=tail_slots[:, : copies.shape[1] + (i + 1) * k],
                 tail_mask=tail_mask if k > 1 else None,  # a lone branch sees all of its past
-                hidden_states=hidden_states,
+                hidden_states=hidden_states if recurrent else None,
             ),
             phase="draft",
         )
@@ -88,41 +121,31 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
         laws.append(law)
         hidden_states = out.hidden_states
     # endregion draft_loop
-
-    # region return_draft_slots
-    allocator.restore_state(state)
     score_list, token_list, parents_list = (list(column) for column in zip(*levels, strict=True))
-    # endregion return_draft_slots
     drawn_from = [law for law in laws if law is not None]
-    return Candidates(
-        score_list, token_list, parents_list, slots, torch.stack(drawn_from, dim=1) if drawn_from else None
-    )
+    draft_probs = torch.stack(drawn_from, dim=1) if drawn_from else None
+    return Candidates(score_list, token_list, parents_list, slots, draft_probs)
 
 
 def split_into_pages(
-    batch: RunningBatch, slots: Tensor, draft_runner: ModelRunner, config: SpecConfig
-) -> tuple[Tensor, list[int], Tensor, Tensor]:
+    batch: RunningBatch, lens: list[int], seq_lens: Tensor, draft_runner: ModelRunner, config: SpecConfig
+) -> Branches:
     """Each branch in pages of its own, where pages hold several tokens: the layout of `assign_draft_cache_locs`.
 
-    slots i64: those behind each request's committed tokens, up to draft_end. They are entered in the request table, and
-    each branch gets copies of the tokens in the last, partly filled page. What all branches share ends before it.
-
-    Returns the branches' slots (b, k, S); the lengths of the shared prefixes; the copies' slots (b, k·(page - 1)), 0
-    where there are none; and bool (b, k, k·(page - 1)): which branch sees which of them.
+    lens, and seq_lens i64 (b), the same on the device: tokens of each request that the draft has read. The slots behind
+    them, up to draft_end, stand in the request table. Each branch gets copies of the tokens in the last, partly filled
+    page, k·(page - 1) columns in all. What all branches share ends before it.
     """
     k, steps, page, table, rows = config.topk, config.num_steps, config.page_size, batch.req_to_token, batch.rows
-    ends = [config.draft_end(kv_len) for kv_len in batch.prefix_lens]
-    assign_req_to_token(table, rows, batch.seq_lens, torch.tensor(ends, dtype=torch.int64, device=rows.device), slots)
-    duplicate_prefix_tail(draft_runner.pool, table, rows, batch.seq_lens, k, steps, page)
-    branches = assign_draft_cache_locs(table, rows, batch.seq_lens, k, steps, page).view(-1, k, steps)
+    duplicate_prefix_tail(draft_runner.pool, table, rows, seq_lens, k, steps, page)
+    slots = assign_draft_cache_locs(table, rows, seq_lens, k, steps, page).view(-1, k, steps)
 
-    begun = (batch.seq_lens % page).view(-1, 1, 1)
+    begun = (seq_lens % page).view(-1, 1, 1)
     place = torch.arange(page - 1, device=rows.device)
-    first_of_page = first_draft_positions(batch.seq_lens, k, steps, page).unsqueeze(2) - begun
+    first_of_page = first_draft_positions(seq_lens, k, steps, page).unsqueeze(2) - begun
     copies = table[rows.view(-1, 1, 1), first_of_page + place].where(place < begun, 0)
     own_copies = torch.eye(k, dtype=torch.bool, device=rows.device)[:, :, None] & (place < begun).unsqueeze(1)
-    prefix_lens = [kv_len // page * page for kv_len in batch.prefix_lens]
-    return branches, prefix_lens, copies.flatten(1), own_copies.flatten(2)
+    return Branches(slots, [length // page * page for length in lens], copies.flatten(1), own_copies.flatten(2))
 
 
 def propose(
