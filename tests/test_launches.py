@@ -19,6 +19,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "align_evict_mask_to_page_size": lambda **b: kernels.align_evict_mask_to_page_size(
         NONE, NONE_BY_TWO.bool(), 4, **b
     ),
+    "append_boundary_rows": lambda **b: kernels.append_boundary_rows(
+        *[NONE, NONE_BY_TWO, NONE, NONE, NONE, NONE_BY_TWO, torch.zeros(0, 2, 2).long(), NONE.clone()], **b
+    ),
     "assign_draft_cache_locs": lambda **b: kernels.assign_draft_cache_locs(NONE_BY_TWO, NONE, NONE, 2, 3, **b),
     "assign_extend_cache_locs": lambda **b: kernels.assign_extend_cache_locs(NONE_BY_TWO, NONE, NONE, NONE, 0, **b),
     "assign_req_to_token": lambda **b: kernels.assign_req_to_token(
@@ -30,16 +33,20 @@ CALLS: dict[str, Callable[..., Any]] = {
         NONE_BY_TWO, torch.zeros(0, 2, 5), torch.zeros(0, 1, 5), torch.zeros(0, 1), torch.zeros(0), **b
     ),
     "compact_to_front": lambda **b: kernels.compact_to_front(NONE_BY_TWO, NONE_BY_TWO.int(), **b),
+    "compaction_moves": lambda **b: kernels.compaction_moves(NONE_BY_TWO.int(), NONE, **b),
     "draft_kv_indices": lambda **b: kernels.draft_kv_indices(NONE_BY_TWO, NONE, NONE, 2, 0, 3, **b),
     "draft_topk1": lambda **b: kernels.draft_topk1(torch.zeros(0, 5), NONE, NONE_BY_TWO, 1, **b),
     "duplicate_prefix_tail": lambda **b: kernels.duplicate_prefix_tail(
         SimpleNamespace(layers=[]), NONE_BY_TWO, NONE, NONE, 2, 3, 4, **b
     ),
+    "gather_rows": lambda **b: kernels.gather_rows(NONE, [NONE, NONE_BY_TWO.float()], **b),
     "links_from_mask": lambda **b: kernels.links_from_mask(torch.zeros(0, 2, 2).bool(), **b),
     "move_kv_cache": lambda **b: kernels.move_kv_cache(SimpleNamespace(layers=[]), NONE, NONE, **b),
+    "next_roots": lambda **b: kernels.next_roots(NONE.int(), NONE_BY_TWO.int(), NONE.int(), NONE, **b),
     "padded_extend_inputs": lambda **b: kernels.padded_extend_inputs(NONE, NONE.int(), NONE.int(), 4, **b),
     "paged_kv_indices": lambda **b: kernels.paged_kv_indices(NONE_BY_TWO, NONE, NONE, NONE_BY_TWO, 0, **b),
     "ragged_extend_inputs": lambda **b: kernels.ragged_extend_inputs(NONE, NONE.int(), NONE.int(), **b),
+    "rotate_input_ids": lambda **b: kernels.rotate_input_ids(*[NONE] * 5, **b),
     "stable_topk": lambda **b: kernels.stable_topk(torch.zeros(0, 3), 2, **b),
     "tree_attention": lambda **b: kernels.tree_attention(
         *[torch.zeros(0, 1, 2)] * 3, torch.zeros(1).long(), NONE, NONE.bool(), 1.0, **b
@@ -48,6 +55,9 @@ CALLS: dict[str, Callable[..., Any]] = {
         *[NONE_BY_TWO] * 4, torch.zeros(0, 2, 5), torch.zeros(0, 2), torch.zeros(0), 1, **b
     ),
     "verify_tree_greedy": lambda **b: kernels.verify_tree_greedy(*[NONE_BY_TWO] * 5, 1, **b),
+    "widened_extend_inputs": lambda **b: kernels.widened_extend_inputs(
+        NONE, NONE, torch.zeros(0, 5), torch.zeros(2, 9).long(), NONE, NONE_BY_TWO, torch.zeros(0, 2, 5), NONE, 4, **b
+    ),
 }
 
 B, I32, I64, F32 = torch.bool, torch.int32, torch.int64, torch.float32
@@ -55,6 +65,7 @@ TREE = [((0,), B), ((0,), I64), *[((0, 2), I64)] * 3]
 WALK = [((0,), I32), ((0, 2), I32), ((0,), I32)]
 RETURNS: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "align_evict_mask_to_page_size": [],
+    "append_boundary_rows": [],
     "assign_draft_cache_locs": [((0,), I64)],
     "assign_extend_cache_locs": [((0,), I64)],
     "assign_req_to_token": [],
@@ -62,18 +73,23 @@ RETURNS: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "build_tree": TREE,
     "chain_rejection_sampling": WALK,
     "compact_to_front": [((0, 2), I64)],
+    "compaction_moves": [((0,), I64)] * 2,
     "draft_kv_indices": [((1,), I64), ((0,), I64)],
     "draft_topk1": [((0, 1), F32), ((0, 1), I64)],
     "duplicate_prefix_tail": [],
+    "gather_rows": [((0,), I64), ((0, 2), F32)],
     "links_from_mask": [((0, 2), I64)] * 3,
     "move_kv_cache": [],
+    "next_roots": [((0,), I32), ((0,), I64), ((0,), I64)],
     "padded_extend_inputs": [((0,), I64)] * 3,
     "paged_kv_indices": [((1,), I64), ((0,), I64)],
     "ragged_extend_inputs": [((0,), I64)] * 3,
+    "rotate_input_ids": [],
     "stable_topk": [((0, 2), F32), ((0, 2), I64)],
     "tree_attention": [((0, 1, 2), F32)],
     "tree_sampling_target_only": WALK,
     "verify_tree_greedy": WALK,
+    "widened_extend_inputs": [((0,), I64), ((0, 5), F32), ((0,), I64), ((0,), I64)],
 }
 
 

@@ -200,6 +200,34 @@ def _align_evict_mask_to_page_size(s: Serving, device: torch.device) -> Iterator
             yield Case(f"{s} page {page_size}", arguments, I64 * b + b * n + changed)
 
 
+def _append_boundary_rows(s: Serving, device: torch.device) -> Iterator[Case]:
+    """The kept rows of a chain, after a round."""
+    front, n = s.num_steps - 1, s.num_draft_tokens
+    if s.topk > 1 or not front:
+        return
+    hidden = _floats(s.batch * n, s.hidden, device=device, dtype=torch.bfloat16)
+    accept_lens = _accept_lens(s)
+    arguments = {
+        "tokens": torch.zeros(s.batch * n, dtype=torch.int32, device=device),
+        "hidden_states": hidden,
+        "ends": (torch.arange(s.batch) * n + accept_lens).to(device),
+        "lens": accept_lens.to(device),
+        "rows": torch.randperm(s.batch, generator=_rng()).to(device),
+        **_boundary_pool(s, front, device),
+    }
+    moved = s.batch * front * 2 * (hidden[0].nbytes + I64) + s.batch * 5 * I64
+    yield Case(str(s), arguments, moved - I32 * int(accept_lens.clamp(max=front).sum()))  # new tokens are read as i32
+
+
+def _boundary_pool(s: Serving, front: int, device: torch.device) -> dict[str, Tensor]:
+    """A full pool, of as many rows as there are requests."""
+    return {
+        "kept_tokens": torch.zeros(s.batch, front, dtype=torch.int64, device=device),
+        "kept_hidden": _floats(s.batch, front, s.hidden, device=device, dtype=torch.bfloat16),
+        "kept_lens": torch.full((s.batch,), front, device=device),
+    }
+
+
 def _assign_draft_cache_locs(s: Serving, device: torch.device) -> Iterator[Case]:
     for page_size in s.page_sizes:
         table = _Table.of(s, page_size, device)
@@ -328,6 +356,14 @@ def _compact_to_front(s: Serving, device: torch.device) -> Iterator[Case]:
         yield Case(f"{s} {label}", arguments, read + x.nbytes + I32 * b * (s.num_steps + 1))
 
 
+def _compaction_moves(s: Serving, device: torch.device) -> Iterator[Case]:
+    accept_index, slots = _accept_index(s), torch.arange(1, s.batch * s.num_draft_tokens + 1)
+    dst, src = kernels.compaction_moves(accept_index, slots, backend="torch")
+    named = torch.cat([dst, src]).unique()  # a node whose column is its depth moves onto itself
+    arguments = {"accept_index": accept_index.to(device), "out_slots": slots.to(device)}
+    yield Case(str(s), arguments, I64 * int(named.count_nonzero()) + accept_index.numel() * (I32 + 2 * I64))
+
+
 def _draft_kv_indices(s: Serving, device: torch.device) -> Iterator[Case]:
     step = s.num_steps - 1
     for page_size in s.page_sizes:
@@ -365,6 +401,19 @@ def _draft_topk1(s: Serving, device: torch.device) -> Iterator[Case]:
             label = f"{s} V{vocabulary} {str(dtype).removeprefix('torch.')}"
             yield Case(label, arguments, moved)
     yield Case(f"{label}, no block", {**arguments, "draft_tokens": None}, moved - b * I64)
+
+
+def _gather_rows(s: Serving, device: torch.device) -> Iterator[Case]:
+    """What a chain's or a tree's next round starts from; every request goes on, in another order."""
+    b = s.batch
+    buffers = [
+        torch.zeros(b, dtype=torch.int64, device=device),
+        torch.zeros(b, s.topk, device=device),
+        torch.zeros(b, s.topk, dtype=torch.int64, device=device),
+        _floats(b, s.hidden, device=device, dtype=torch.bfloat16),
+    ]
+    arguments = {"index": torch.randperm(b, generator=_rng()).to(device), "buffers": buffers}
+    yield Case(str(s), arguments, I64 * b + 2 * sum(x.nbytes for x in buffers))
 
 
 def _links_from_mask(s: Serving, device: torch.device) -> Iterator[Case]:
@@ -416,6 +465,16 @@ def _move_kv_cache(s: Serving, device: torch.device) -> Iterator[Case]:
         yield Case(f"{s} {label}", arguments, 2 * n * (_row_bytes(pool) + I64))
 
 
+def _next_roots(s: Serving, device: torch.device) -> Iterator[Case]:
+    arguments = {
+        "predict": torch.zeros(s.batch * s.num_draft_tokens, dtype=torch.int32, device=device),
+        "accept_index": _accept_index(s).to(device),
+        "accept_token_num": (_accept_lens(s) - 1).int().to(device),
+        "seq_lens": _seq_lens(s).to(device),
+    }
+    yield Case(str(s), arguments, s.batch * (I64 + 3 * I32 + I32 + 2 * I64))
+
+
 def _padded_extend_inputs(s: Serving, device: torch.device) -> Iterator[Case]:
     b, n = s.batch, s.num_draft_tokens
     arguments = {
@@ -449,6 +508,26 @@ def _paged_kv_indices(s: Serving, device: torch.device) -> Iterator[Case]:
         "room": slots,
     }
     yield Case(f"{s} verify", arguments, 2 * I64 * slots + I64 * (3 * s.batch + 1))
+
+
+def _rotate_input_ids(s: Serving, device: torch.device) -> Iterator[Case]:
+    """The windows of a round, and the prompts of a prefill."""
+    if s.topk > 1:
+        return
+    for label, lens, last in (
+        ("round", torch.full((s.batch,), s.num_draft_tokens), _accept_lens(s) - 1),
+        ("prefill", _seq_lens(s), _seq_lens(s) - 1),
+    ):
+        starts = lens.cumsum(0) - lens
+        arguments = {
+            "input_ids": torch.zeros(int(lens.sum()), dtype=torch.int64, device=device),
+            "starts": starts.to(device),
+            "lens": lens.to(device),
+            "new_tokens": torch.zeros(s.batch, dtype=torch.int64, device=device),
+            "last_rows": (starts + last).to(device),
+        }
+        # A row before the last that counts is read and written once; what is behind it need not be moved.
+        yield Case(f"{s} {label}", arguments, 2 * I64 * int(last.sum()) + 5 * I64 * s.batch)
 
 
 def _stable_topk(s: Serving, device: torch.device) -> Iterator[Case]:
@@ -561,8 +640,28 @@ def _verify_tree_greedy(s: Serving, device: torch.device) -> Iterator[Case]:
     yield Case(str(s), arguments, read + I32 * b * (n + s.num_steps + 2))
 
 
+def _widened_extend_inputs(s: Serving, device: torch.device) -> Iterator[Case]:
+    front, n = s.num_steps - 1, s.num_draft_tokens
+    if s.topk > 1:
+        return
+    table = _Table.of(s, 1, device)
+    hidden_states = _floats(s.batch * n, s.hidden, device=device, dtype=torch.bfloat16)
+    arguments = {
+        "seq_lens": table.seq_lens,
+        "predict": torch.zeros(s.batch * n, dtype=torch.int32, device=device),
+        "hidden_states": hidden_states,
+        "req_to_token": table.req_to_token,
+        "req_pool_indices": table.req_pool_indices,
+        **_boundary_pool(s, front, device),
+        "num_draft_tokens": n,
+    }
+    moved = s.batch * (front + n) * (2 * hidden_states[0].nbytes + 4 * I64)
+    yield Case(str(s), arguments, moved + s.batch * (front * I64 + n * I32 + 3 * I64))
+
+
 CASES: dict[str, Callable[[Serving, torch.device], Iterator[Case]]] = {
     "align_evict_mask_to_page_size": _align_evict_mask_to_page_size,
+    "append_boundary_rows": _append_boundary_rows,
     "assign_draft_cache_locs": _assign_draft_cache_locs,
     "assign_extend_cache_locs": _assign_extend_cache_locs,
     "assign_req_to_token": _assign_req_to_token,
@@ -570,16 +669,21 @@ CASES: dict[str, Callable[[Serving, torch.device], Iterator[Case]]] = {
     "build_tree": _build_tree,
     "chain_rejection_sampling": _chain_rejection_sampling,
     "compact_to_front": _compact_to_front,
+    "compaction_moves": _compaction_moves,
     "draft_kv_indices": _draft_kv_indices,
     "draft_topk1": _draft_topk1,
     "duplicate_prefix_tail": _duplicate_prefix_tail,
+    "gather_rows": _gather_rows,
     "links_from_mask": _links_from_mask,
     "move_kv_cache": _move_kv_cache,
+    "next_roots": _next_roots,
     "padded_extend_inputs": _padded_extend_inputs,
     "paged_kv_indices": _paged_kv_indices,
     "ragged_extend_inputs": _ragged_extend_inputs,
+    "rotate_input_ids": _rotate_input_ids,
     "stable_topk": _stable_topk,
     "tree_attention": _tree_attention,
     "tree_sampling_target_only": _tree_sampling_target_only,
     "verify_tree_greedy": _verify_tree_greedy,
+    "widened_extend_inputs": _widened_extend_inputs,
 }

@@ -72,15 +72,25 @@ def compact_to_front(x: Tensor, accept_index: Tensor, backend: str = "auto") -> 
     if not x.dim():
         raise ValueError("x has shape (), it must have rows")
     check_tensor("x", x, (None,) * x.dim(), x.dtype)
+    check_paths(accept_index, "x", len(x))
+    count_launch("compact_to_front")
+    return run(x, accept_index)
+
+
+def check_paths(accept_index: Tensor, name: str, rows: int) -> None:
+    """accept_index i32 (b, D) names paths through b equal blocks of at least D rows, which `name` has so many of.
+
+    Raises ValueError if not so; rows outside of a block and behind padding are found where values are checked.
+    """
     b, d = accept_index.shape
-    n = len(x) // b if b else 0
-    if len(x) != b * n or (b and d > n):
-        raise ValueError(f"x has {len(x)} rows, accept_index of shape ({b}, {d}) asks for {b} blocks of at least {d}")
-    if values_are_checked(x.device):
+    n = rows // b if b else 0
+    if rows != b * n or (b and d > n):
+        raise ValueError(
+            f"{name} has {rows} rows, accept_index of shape ({b}, {d}) asks for {b} blocks of at least {d}"
+        )
+    if values_are_checked(accept_index.device):
         block = accept_index.new_tensor(range(b)).unsqueeze(1)
         if bool(((accept_index != -1) & ((accept_index < block * n) | (accept_index >= (block + 1) * n))).any()):
             raise ValueError(f"accept_index names rows outside of its request's {n}: {accept_index.tolist()}")
         if bool(((accept_index[:, :-1] == -1) & (accept_index[:, 1:] != -1)).any()):
             raise ValueError(f"accept_index has a row behind padding: {accept_index.tolist()}")
-    count_launch("compact_to_front")
-    return run(x, accept_index)
