@@ -77,9 +77,12 @@ class SglangFile:
         x = torch.zeros(3, device="cpu")
         returned = {
             "build_chain_tree": [x] * 6,
+            "compute_widened_draft_extend_locs_positions_triton": (x, x),
             "draft_topk1_postprocess": (x, x),
+            "gather_spec_extras": (x, x, x, x),
             "prepare_draft_extend_inputs": (x, x, x),
             "prepare_draft_extend_layout": (x, (x, x, x)),
+            "prepare_verify_commit_outputs": (x, x),
         }.get(name)
         return Kernel(returned)
 

@@ -40,20 +40,21 @@ def _gather_rows_kernel(index, buffers, outs, widths, BLOCK: tl.constexpr):
 
 def gather_rows_triton(index: Tensor, buffers: Sequence[Tensor]) -> list[Tensor]:
     """The kernel's launch."""
-    outs = [torch.empty(len(index), *x.shape[1:], dtype=x.dtype, device=x.device) for x in buffers]
-    filled = [(x, out) for x, out in zip(buffers, outs, strict=True) if out.numel()]
+    m = len(index)
+    outs = [torch.empty(m, *x.shape[1:], dtype=x.dtype, device=x.device) for x in buffers]
+    filled = [(_as_bits(x), _as_bits(out)) for x, out in zip(buffers, outs, strict=True) if out.numel()]
     if filled:
-        widths = tuple(out.numel() // len(index) for _, out in filled)
+        widths = tuple(out.shape[1] for _, out in filled)
         block = min(triton.next_power_of_2(max(widths)), 1024)
-        _gather_rows_kernel[(len(index), triton.cdiv(max(widths), block))](
-            index,
-            tuple(x.view(BITS[x.element_size()]) for x, _ in filled),
-            tuple(out.view(BITS[out.element_size()]) for _, out in filled),
-            widths,
-            BLOCK=block,
-            num_warps=4,
+        _gather_rows_kernel[(m, triton.cdiv(max(widths), block))](
+            index, tuple(x for x, _ in filled), tuple(out for _, out in filled), widths, BLOCK=block, num_warps=4
         )
     return outs
+
+
+def _as_bits(x: Tensor) -> Tensor:
+    """x (R, ...), which is not empty, as rows of integers."""
+    return x.view(len(x), -1).view(BITS[min(x.element_size(), 8)])
 
 
 def gather_rows(index: Tensor, buffers: Sequence[Tensor], backend: str = "auto") -> list[Tensor]:

@@ -47,7 +47,7 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
 
 def sglang(sources: Sources, inputs: Inputs) -> Outputs:
     """The same by fill_front_out_cache_loc_func and fill_accept_out_cache_loc. They leave no room between the requests'
-    moves; here these are put where ours are, and must have come to nothing else.
+    moves; here these are put where ours are.
     """
     accept_index, slots = inputs["accept_index"], inputs["out_slots"]
     accepted = accept_index.flatten() >= 0
@@ -57,15 +57,14 @@ def sglang(sources: Sources, inputs: Inputs) -> Outputs:
     upper = triton.next_power_of_2(len(accepted))
     eagle = sources.module("kernels/ops/speculative/eagle.py")
     eagle.fill_accept_out_cache_loc[(len(accepted),)](accept_index, slots, src, upper)
-    total = int(accepted.sum())
-    return {name: _apart(x, accepted, total) for name, x in (("dst", dst), ("src", src))}
+    return {name: _apart(x, accepted) for name, x in (("dst", dst), ("src", src))}
 
 
-def _apart(moves: torch.Tensor, accepted: torch.Tensor, total: int) -> torch.Tensor:
-    """The first `total` moves, each where a node was accepted. Moves beyond those would not be zero, and stay."""
-    apart = torch.zeros_like(moves)
-    apart[accepted] = moves[:total]
-    return apart + moves[total:].sum()
+def _apart(moves: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+    """The moves in front, each where a node was accepted; what else there is, of which nothing may be, behind."""
+    apart, total = torch.zeros_like(moves), int(accepted.sum())
+    apart[accepted], apart[~accepted] = moves[:total], moves[total:]
+    return apart
 
 
 OPERATION = Operation(

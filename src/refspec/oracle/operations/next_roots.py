@@ -1,4 +1,4 @@
-"""Where the next round starts: SGLang's two kernels of 0.5.23 that find the bonus."""
+"""Where the next round starts: SGLang's kernel of 0.5.23, which finds the bonus and the lengths."""
 
 from __future__ import annotations
 
@@ -59,16 +59,12 @@ def ours(inputs: Inputs, backend: str) -> Outputs:
 
 
 def sglang(sources: Sources, inputs: Inputs) -> Outputs:
-    """The same by prepare_verify_commit_outputs. Its bonus is fill_bonus_tokens' too, which wants each path's tokens."""
-    module = sources.module("kernels/ops/speculative/eagle.py")
-    predict, accept_index, accept_lens = inputs["predict"], inputs["accept_index"], inputs["accept_token_num"] + 1
-    seq_lens, bonus = module.prepare_verify_commit_outputs(predict, accept_index, accept_lens, inputs["seq_lens"])
-    if len(accept_lens):
-        again = torch.empty_like(bonus)
-        width = accept_index.shape[1]
-        module.fill_bonus_tokens[(len(accept_lens),)](predict[accept_index], accept_lens, again, width)
-        bonus = torch.where(bonus == again, bonus, -1)
-    return {"accept_lens": accept_lens, "seq_lens": seq_lens, "bonus_tokens": bonus.long()}
+    """The same by prepare_verify_commit_outputs, which is told how many tokens were accepted, the bonus included."""
+    accept_lens = inputs["accept_token_num"] + 1
+    seq_lens, bonus_tokens = sources.module("kernels/ops/speculative/eagle.py").prepare_verify_commit_outputs(
+        inputs["predict"], inputs["accept_index"], accept_lens, inputs["seq_lens"]
+    )
+    return {"accept_lens": accept_lens, "seq_lens": seq_lens, "bonus_tokens": bonus_tokens.long()}
 
 
 OPERATION = Operation(
@@ -77,5 +73,5 @@ OPERATION = Operation(
     edges=edges,
     ours=ours,
     sglang=sglang,
-    sglang_source="kernels/ops/speculative/eagle.py:prepare_verify_commit_outputs, fill_bonus_tokens @0.5.23",
+    sglang_source="kernels/ops/speculative/eagle.py:prepare_verify_commit_outputs @0.5.23",
 )
