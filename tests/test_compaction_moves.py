@@ -38,7 +38,7 @@ def test_as_found_node_by_node(backend: str, requests: list[tuple[list[int], int
 @both_backends
 def test_PAGE_05_moves_that_overlap(backend: str) -> None:
     """Slots 20 to 27, of which nodes 0, 2 and 5 are kept: 22 moves to 21, and 25 to 22. Padding moves the dummy."""
-    pool = MHATokenToKVPool(KVLayout(3, 2, 4, torch.float32), 30, torch.device("cpu"))
+    pool = MHATokenToKVPool(KVLayout(3, 2, 4, torch.float32), 29, torch.device("cpu"))
     for layer in pool.layers:
         layer.copy_(torch.arange(30.0).view(30, *[1] * (layer.dim() - 1)).expand_as(layer))
     moves = compaction_moves(i32([[0, 2, 5, -1, -1]]), torch.arange(20, 28), backend)
