@@ -49,6 +49,7 @@ class Scene:
             ).view(-1, steps + 1),
             accept_token_num=torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32),
             logits=torch.zeros(len(predict), 1),
+            finite=torch.tensor(True),
         )
 
     def commit(self) -> CommitOutput:

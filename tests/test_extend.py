@@ -51,6 +51,7 @@ def scene(paths: list[list[int]], finished: set[int] = frozenset()) -> tuple[Run
         accept_index=torch.zeros(0),
         accept_token_num=torch.zeros(0),
         logits=torch.zeros(0),
+        finite=torch.tensor(True),
     )
     kept = [[r * N + column for column in path] for r, path in enumerate(paths)]
     return (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALGORITHMS = ("eagle",)  # built in; workers/registry.py says what each is, and how others are added
+ALGORITHMS = ("eagle", "eagle-v2")  # built in; workers/registry.py says what each is, and how others are added
 ALGORITHM_GROUP = "refspec.algorithms"
 SAMPLERS = ("target_only", "rejection", "block")
 
@@ -95,6 +95,11 @@ class SpecConfig:
         return self.sampler != "target_only"
 
     @property
+    def is_chain(self) -> bool:
+        """Is no tree more than a chain, so that what is accepted stands in front of the rest?"""
+        return self.topk == 1
+
+    @property
     def num_candidates(self) -> int:
         """The draft's pool: k from the first level, k² from each of the others."""
         return self.topk + (self.num_steps - 1) * self.topk**2
@@ -115,6 +120,12 @@ class SpecConfig:
         begun = seq_len % self.page_size
         pages = -(-(begun + self.num_steps) // self.page_size)
         return seq_len - begun + self.topk * pages * self.page_size
+
+    def round_end(self, seq_len: int) -> int:
+        """Where the slots of draft and tree end at most, for a request with at most seq_len committed tokens."""
+        # Of two lengths the larger one's branches may need fewer pages; over a page's lengths that evens out.
+        lens = range(max(0, seq_len - self.page_size + 1), seq_len + 1)
+        return max(max(self.draft_end(n), self.tree_end(n)) for n in lens)
 
     def tree_end(self, seq_len: int) -> int:
         """Where the slots of the tree end."""

@@ -40,6 +40,8 @@ class ForwardBatch:
     tail_slots: Tensor  # (b, T) slots that this forward, or an earlier draft step, writes
     tail_mask: Tensor | None  # bool (b, Q, T), Q = max(q_lens): row q of request r sees column t; None: sees all
     hidden_states: Tensor | None = None  # (n, H), only for a draft: those of the token before each row's
+    # (b) the lengths of the prefixes, where the device alone knows them: prefix_lens are what they are at most
+    lens: Tensor | None = None
 
 
 @dataclass
@@ -99,6 +101,7 @@ class VerifyOutput:
     accept_index: Tensor  # i32 (b, D) global rows of the accepted path, root first, -1 padded
     accept_token_num: Tensor  # i32 (b) accepted drafts, the bonus excluded
     logits: Tensor  # (b*N, V) the target's, before any rule of a request
+    finite: Tensor  # bool () every row had a likeliest token; else nothing of all this means anything
 
 
 @dataclass

@@ -177,8 +177,8 @@ class JointWorker(Worker):
     def runners(self) -> list[ModelRunner]:
         return self.worker.runners
 
-    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
-        return self.worker.slots_for_round(kv_lens)
+    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
+        return self.worker.slots_for_round(kv_lens, held_lens)
 
     def written_len(self, request: Request) -> int:
         return self.worker.written_len(request)

@@ -439,10 +439,10 @@ def _page_size(page_size: int | None, spec: SpecConfig | None) -> int:
 
 
 def _table_width(max_context: int, spec: SpecConfig | None) -> int:
-    """Columns of the request table: a round's draft slots may reach beyond the context."""
+    """Columns of the request table: a round's slots may reach beyond the context, and two rounds may be in flight."""
     if spec is None:
         return max_context
-    return max(map(spec.draft_end, range(max(0, max_context - spec.page_size), max_context)))
+    return spec.round_end(max_context + 2 * spec.longest_path)
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

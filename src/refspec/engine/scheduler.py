@@ -14,6 +14,11 @@ round of all requests that have read theirs. The rules:
    all but the newest, and goes on. The last one that decodes stays; a prompt that is half read goes in its place, so
    that there is a round. If nobody is left to retract, the request that fills the pool alone ends, "out_of_slots".
 
+5. Where the worker can, a round is launched before the results of the last one are looked at. Until they are, a
+   request's length is known by an upper bound only, and room is counted by that. Who turns out to have ended is in one
+   round more, whose tokens are dropped, and keeps its slots until that round is over. If there is no room for the next
+   round, the last one's results are looked at first.
+
 That this comes to an end: a round follows every retraction, and every admission too (rule 1), and brings each of its
 requests a token at least. Tokens are never lost.
 
@@ -28,7 +33,8 @@ prompt; with speculation the last in the batch, since that could only be cut fro
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 
 import torch
@@ -38,7 +44,7 @@ from refspec.memory.allocator import IntegrityError, SlotAllocator
 from refspec.memory.prefix_cache import PrefixCache
 from refspec.memory.req_table import ReqTable
 from refspec.requests.request import Request, RunningBatch
-from refspec.workers.base import Observer, Worker
+from refspec.workers.base import Observer, RoundInFlight, Worker
 
 # Who is retracted: of those that hold slots, the one with the largest key.
 RetractionPolicy = Callable[[Request], tuple[int, ...]]
@@ -72,6 +78,8 @@ class Scheduler:
         self.running = RunningBatch.of([], table.req_to_token)
         self.chunked: Request | None = None  # has read a part of its prompt
         self.round_is_due = False  # before the next chunk
+        self.in_flight: RoundInFlight | None = None  # was launched, and nobody has looked at its results
+        self.leaving: list[Request] = []  # have ended, but their slots may still be written by the round in flight
         self.refused: Request | None = None  # found no room; is not asked again before something is released
         self.in_step = False
         self.arrivals = count()
@@ -100,12 +108,15 @@ class Scheduler:
     def abort(self, request: Request) -> None:
         """End a request that waits or runs, at any time between two steps. One that has finished is left alone.
 
-        Raises RuntimeError for a request that is in the middle of a step.
+        Its slots are free at once, or, where a round that may write them is in flight, when that is over. Raises
+        RuntimeError for a request that is in the middle of a step.
         """
         if request.finish_reason is None and request.row and self.in_step:
             raise RuntimeError("the request is in the middle of a step: end it when the step is over")
         self._withdraw(request)
         self._end(request, "abort")
+        if not self.in_step:
+            self._look_if_nobody_runs()
 
     def slots_to_start(self, prompt_len: int) -> int:
         """The fewest slots with which a request can begin: those of its prompt, and of one round behind it."""
@@ -121,7 +132,7 @@ class Scheduler:
         rows = sorted([*self.table.free_rows, *(request.row for request in holders)])
         if rows != list(range(1, len(self.table.req_to_token))):
             raise IntegrityError(f"rows of the request table that are free or owned: {rows}, there should be all, once")
-        owners = [(f"request {r.index}", self._slots_of(r)[r.cached_len :]) for r in holders]
+        owners = [(f"request {r.index}", self._held_slots_of(r)[r.cached_len :]) for r in holders]
         if self.cache:
             owners.append(("the prefix cache", self.cache.held_slots()))
             self.cache.check(r.cache_node for r in holders if r.cache_node is not None)
@@ -141,23 +152,77 @@ class Scheduler:
         if not batch:
             return
         # endregion choose_mode
-        state, marks = self.allocator.backup_state(), [request.mark() for request in batch.requests]
+        if mode is ForwardMode.DECODE and self._can_overlap():
+            self._round_ahead(observer)
+        else:
+            with self._undone_if_it_fails(batch.requests):
+                going_on = self.worker.forward(batch, mode, observer)
+            self._take_note(batch.requests)
+            if mode is ForwardMode.EXTEND:
+                self._sort_readers(going_on)
+            else:
+                self.running = going_on
+        self.round_is_due = mode is ForwardMode.EXTEND and self.chunked is not None
+        self._look_if_nobody_runs()
+
+    # region round_ahead
+    def _round_ahead(self, observer: Observer | None) -> None:
+        """Launch the next round of all that run; then look at the results of the last one, which it reads as well."""
+        before = self.in_flight
+        with self._undone_if_it_fails(self.running.requests):
+            self.running, self.in_flight = self.worker.launch(self.running, observer)
+        if before:
+            self._look_at(before)
+
+    def _look_at(self, in_flight: RoundInFlight) -> None:
+        """Wait for a round, and let its requests have their tokens; who ends with them, leaves."""
+        for request, row in zip(in_flight.requests, in_flight.rows, strict=True):
+            if request.row != row:
+                raise IntegrityError(f"request {request.index} gave up its slots, but a round in flight may write them")
+        with self._undone_if_it_fails(in_flight.requests):
+            self.worker.collect(in_flight)
+        self._take_note(in_flight.requests)
+        self.running = self.running.keep(self.running.going_on())
+
+    # endregion round_ahead
+
+    def _look_at_last(self) -> None:
+        if self.in_flight:
+            in_flight, self.in_flight = self.in_flight, None
+            self._look_at(in_flight)
+
+    def _look_if_nobody_runs(self) -> None:
+        """Nothing will be launched any more that the round in flight could overlap with."""
+        if not self.running:
+            self._look_at_last()
+
+    def _can_overlap(self) -> bool:
+        """Can a round be launched now? One whose requests the host has to follow token by token waits for the last."""
+        if self.worker.can_overlap(self.running):
+            return True
+        self._look_at_last()
+        return False
+
+    @contextmanager
+    def _undone_if_it_fails(self, requests: Sequence[Request]) -> Iterator[None]:
+        """If what is inside raises, its slots and its requests' tokens are as before, and everybody is aborted."""
+        state, marks = self.allocator.backup_state(), [request.mark() for request in requests]
         try:
-            going_on = self.worker.forward(batch, mode, observer)
+            yield
         except BaseException:
             self.allocator.restore_state(state)
-            for request, mark in zip(batch.requests, marks, strict=True):
+            for request, mark in zip(requests, marks, strict=True):
                 request.go_back(mark)
-            self._give_up({*batch.requests, *self._holders(), *self.waiting})
+            self._give_up({*requests, *self._holders(), *self.waiting})
             raise
-        for request in batch.requests:
-            request.written_len = self.worker.written_len(request)
-            if request.finish_reason:
-                self._release(request)
-        if mode is ForwardMode.DECODE:
-            self.running, self.round_is_due = going_on, False
-        else:
-            self._sort_readers(going_on)
+
+    def _take_note(self, requests: Sequence[Request]) -> None:
+        """After a step of these: what is written now, and who has ended."""
+        for request in requests:
+            if request.row:
+                request.written_len = self.worker.written_len(request)
+                if request.finish_reason:
+                    self._release(request)
 
     def _batch_to_extend(self) -> RunningBatch | None:
         """Who reads in this step, and how much: first the prompt that is begun, then whom there is room to admit."""
@@ -172,7 +237,7 @@ class Scheduler:
                 return None
             requests.append(self.chunked)
             left -= lens[0]
-        while self.waiting and left and len(self.running) + len(requests) < self.max_running:
+        while self.waiting and left and len(self.running) + len(self.leaving) + len(requests) < self.max_running:
             request = self.waiting[0]
             if request is self.refused or not self._admit(request, requests):
                 break
@@ -217,7 +282,6 @@ class Scheduler:
         done = [r for r, request in enumerate(going_on.requests) if not request.unread_len]
         unread = [request for request in going_on.requests if request.unread_len]
         self.chunked = unread[0] if unread else None
-        self.round_is_due = self.chunked is not None
         for r in done:
             self._publish(going_on.requests[r])
         self.running = self.running.merge(going_on.keep(done))
@@ -226,9 +290,11 @@ class Scheduler:
 
     def _make_room_for_a_round(self) -> None:
         """Evict and retract until the next round of all that still run finds its slots."""
-        while not self._make_available(self.worker.slots_for_round(self.running.prefix_lens)):
+        while not self._make_available(self.worker.slots_for_round(self.running.prefix_lens, self.running.held_lens)):
             holders = self._holders()
-            if len(holders) == 1:
+            if self.in_flight:
+                self._look_at_last()  # some may have ended, and the others' lengths are known then
+            elif len(holders) == 1:
                 self._withdraw(holders[0])
                 self._end(holders[0], "out_of_slots")
             elif self.chunked and len(self.running) == 1:  # a round follows every retraction: somebody must be left
@@ -237,7 +303,13 @@ class Scheduler:
                 self.retract(max(holders, key=self.retraction_policy))
 
     def retract(self, request: Request) -> None:
-        """Take a request's slots back and let it wait again. What it has written stays in the prefix cache, for now."""
+        """Take a request's slots back and let it wait again. What it has written stays in the prefix cache, for now.
+
+        A round in flight is looked at before, and the request may end with it: then it is not retracted.
+        """
+        self._look_at_last()
+        if request.finish_reason:
+            return
         self._withdraw(request)
         self._release(request)
         request.retractions += 1
@@ -258,15 +330,16 @@ class Scheduler:
     def _slots_to_admit(self, readers: list[Request]) -> int:
         """Room for all that these have to read, and for a round of everybody after that."""
         unread = sum(self._slots_to_read(request, request.unread_len) for request in readers)
+        lens_then = [request.kv_len + request.unread_len for request in readers]
         return unread + self.worker.slots_for_round(
-            [*self.running.prefix_lens, *(request.kv_len + request.unread_len for request in readers)]
+            [*self.running.prefix_lens, *lens_then], [*self.running.held_lens, *lens_then]
         )
 
     # --- leaving ------------------------------------------------------------------------------------------------
 
     def _holders(self) -> list[Request]:
         """Requests with slots, between two steps."""
-        return [*self.running.requests, *([self.chunked] if self.chunked else [])]
+        return [*self.running.requests, *([self.chunked] if self.chunked else []), *self.leaving]
 
     def _withdraw(self, request: Request) -> None:
         """Take a request out of wherever it stands, its slots still with it."""
@@ -289,9 +362,9 @@ class Scheduler:
     def _give_up(self, requests: set[Request]) -> None:
         """After a failure: nobody goes on, and nothing that they wrote is trusted."""
         self.waiting.clear()
-        self.running, self.chunked = RunningBatch.of([], self.table.req_to_token), None
+        self.running, self.chunked, self.in_flight = RunningBatch.of([], self.table.req_to_token), None, None
         for request in requests:
-            request.written_len = request.cached_len
+            request.written_len, request.in_flight_tokens = request.cached_len, 0
             self._end(request, "abort")
 
     def _release(self, request: Request) -> None:
@@ -299,13 +372,20 @@ class Scheduler:
 
         Its tokens, by the three lengths that it keeps, and who has their slots afterwards:
 
-            0 ......... cached_len ......... written_len ......... kv_len
+            0 ......... cached_len ......... written_len ......... held_len
               the cache's         now the cache's       free again
+
+        While a round is in flight that may write them, the request keeps them, and is `leaving`.
         """
         if not request.row:
             return
+        if request.in_flight_tokens:
+            self.leaving.append(request)
+            return
+        if request in self.leaving:
+            self.leaving.remove(request)
         self.refused = None
-        slots, end = self._slots_of(request), request.cached_len
+        slots, end = self._held_slots_of(request), request.cached_len
         if self.cache:
             assert request.cache_node is not None
             had, end = self._insert(request, slots)
@@ -344,6 +424,10 @@ class Scheduler:
 
     def _slots_of(self, request: Request) -> torch.Tensor:
         return self.table.req_to_token[request.row, : request.kv_len]
+
+    def _held_slots_of(self, request: Request) -> torch.Tensor:
+        """Those behind its committed tokens among them, which were reserved for rounds to come."""
+        return self.table.req_to_token[request.row, : request.held_len]
 
     def _check_shared(self, request: Request) -> None:
         """The leading entries of a request's row are the slots of the prefix that it locks. Raises IntegrityError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,21 @@ from refspec.requests.output_text import OutputText
 from refspec.requests.sampling import BatchSampling
 
 
+class Mark(NamedTuple):
+    """Where a request stands: what of it a step may change."""
+
+    kv_len: int
+    reserved_len: int
+    tokens: int
+    rounds: int
+    finish_reason: str | None
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt on its way. Holds a row of the request table and the slots of kv_len tokens while it runs.
 
-    0 <= cached_len <= written_len <= kv_len <= len(all_ids) - 1, once there is an output token.
+    0 <= cached_len <= written_len <= kv_len <= len(all_ids) - 1, once there is an output token; and kv_len <= held_len.
     """
 
     index: int  # which prompt of the run
@@ -38,6 +49,8 @@ class Request:
     kv_len: int = 0  # committed tokens in the KV cache: when it decodes, all but the newest output token
     written_len: int = 0  # of these, the leading ones of which every model has written its row
     cached_len: int = 0  # of these, the leading ones whose slots are the prefix cache's, and shared
+    reserved_len: int = 0  # up to where it has slots, if that is beyond kv_len: reserved for rounds to come
+    in_flight_tokens: int = 0  # that rounds may have committed by now whose results the host has not seen, at most
     cache_node: TreeNode | None = None  # where they end in the cache; locked while the request holds it
     seed: int = 0  # of its coins: params.seed, or the one that the engine picked
     arrival: int = 0  # its place in the order of all requests of an engine
@@ -71,22 +84,27 @@ class Request:
         """How many of the read_ids are not in the KV cache."""
         return max(0, self.read_len - self.kv_len)
 
+    @property
+    def held_len(self) -> int:
+        """It holds the slots of so many positions."""
+        return max(self.kv_len, self.reserved_len)
+
     def forget_slots(self) -> None:
         """It holds no slots any more, nor what can be made again from its output."""
-        self.kv_len = self.written_len = self.cached_len = self.counted_tokens = 0
+        self.kv_len = self.written_len = self.cached_len = self.reserved_len = self.counted_tokens = 0
         self.cache_node = self.output_counts = None
 
-    def mark(self) -> tuple[int, int, int]:
+    def mark(self) -> Mark:
         """Where it stands, for `go_back`."""
-        return self.kv_len, len(self.output_ids), len(self.accept_lens)
+        return Mark(self.kv_len, self.reserved_len, len(self.output_ids), len(self.accept_lens), self.finish_reason)
 
-    def go_back(self, mark: tuple[int, int, int]) -> None:
+    def go_back(self, mark: Mark) -> None:
         """After a step that failed, and in which it may have got tokens: to the mark, so that it can be ended there."""
-        self.kv_len, tokens, rounds = mark
+        self.kv_len, self.reserved_len, tokens, rounds, reason = mark
         del self.output_ids[tokens:], self.logprobs[tokens:], self.top_logprobs[tokens:], self.accept_lens[rounds:]
-        self.finish_reason = None
-        if self.text:
+        if self.text and reason is None:
             self.text.forget_stop()
+        self.finish_reason = reason
 
 
 def prompt_name(index: int) -> str:
@@ -126,7 +144,18 @@ class RunningBatch:
 
     @property
     def prefix_lens(self) -> list[int]:
-        return [request.kv_len for request in self.requests]
+        """Committed tokens of each request: exactly, or while rounds are in flight at most."""
+        return [request.kv_len + request.in_flight_tokens for request in self.requests]
+
+    @property
+    def lens(self) -> Tensor | None:
+        """What a ForwardBatch calls so: seq_lens, where they say more than prefix_lens."""
+        return self.seq_lens if any(request.in_flight_tokens for request in self.requests) else None
+
+    @property
+    def held_lens(self) -> list[int]:
+        """Up to which position each request has slots."""
+        return [request.held_len for request in self.requests]
 
     @cached_property
     def sampling(self) -> BatchSampling:
@@ -143,14 +172,15 @@ class RunningBatch:
         return self.rules.apply(logits, tree, exact_penalties) if self.rules else logits
 
     def alloc_up_to(self, ends: list[int], allocator: SlotAllocator) -> Tensor:
-        """Slots for each request's positions from its length up to ends[r], i64, request after request.
+        """Slots for each request's positions from where it has none up to ends[r], i64, request after request.
 
         Raises OutOfSlots, with nothing taken, if they are not free.
         """
-        last_slots = self.rows  # not read where pages hold one token
+        starts, last_slots = self.held_lens, self.rows  # the latter not read where pages hold one token
         if allocator.page_size > 1:
-            last_slots = self.req_to_token[self.rows, (self.seq_lens - 1).clamp(min=0)]
-        return allocator.alloc_extend(self.prefix_lens, ends, last_slots)
+            last = torch.tensor(starts, dtype=torch.int64, device=self.rows.device) - 1
+            last_slots = self.req_to_token[self.rows, last.clamp(min=0)]
+        return allocator.alloc_extend(starts, ends, last_slots)
 
     def going_on(self) -> list[int]:
         """Rows of the requests that have not finished."""

@@ -44,7 +44,7 @@ from refspec.contracts import ForwardBatch, ForwardOutput
 from refspec.kernels.backend import resolve_backend
 from refspec.kernels.checks import check_values
 from refspec.kernels.launches import launches
-from refspec.runtime.runner import ModelRunner, RowPadding, ServedModel
+from refspec.runtime.runner import ModelRunner, RowPadding, ServedModel, lens_of
 
 LARGEST_SIZE = 32  # that is captured unless larger ones are asked for
 WARM_UPS = 2
@@ -121,7 +121,7 @@ class StaticBuffers:
         put(self.positions, padding.pad(batch.positions))
         put(self.out_slots, padding.pad(batch.out_slots))  # to slot 0
         put(self.rows, batch.rows)  # row 0
-        put(self.prefix_lens, torch.tensor(batch.prefix_lens, dtype=torch.int64))  # no committed token
+        put(self.prefix_lens, lens_of(batch))  # no committed token
         more_rows, more_columns = self.shape.rows - max(batch.q_lens), self.shape.tail - batch.tail_slots.shape[1]
         put(self.tail_slots, F.pad(batch.tail_slots, (0, more_columns)))
         if batch.tail_mask is not None:

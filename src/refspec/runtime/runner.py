@@ -114,7 +114,7 @@ class PagedAttention:
         self.max_keys = None if lens is None else longest + tail
         room = sum(batch.prefix_lens) + b * tail if lens is None else b * (longest + tail)
         if lens is None:
-            lens = torch.tensor(batch.prefix_lens, dtype=torch.int64, device=batch.rows.device)
+            lens = lens_of(batch)
         self.kv_indptr, self.kv_indices = paged_kv_indices(batch.req_to_token, batch.rows, lens, batch.tail_slots, room)
         if batch.tail_mask is None:  # as of a tail of one column
             self.tree_mask = torch.ones(
@@ -230,15 +230,33 @@ def greedy_choice(logits: Tensor) -> Tensor:
 
     Raises ValueError where a row has no likeliest: then the weights or the configuration are no good.
     """
+    best, finite = likeliest(logits)
+    require_finite_logits(finite)
+    return best
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and whether every row has a likeliest, bool (): left on the device for somebody else to look at."""
     best = logits.max(dim=-1)
-    if not bool(best.values.isfinite().all()):
+    return best.indices, best.values.isfinite().all()
+
+
+def require_finite_logits(finite: Tensor) -> None:
+    """Raises ValueError unless every row of the target's logits had a likeliest."""
+    if not bool(finite):
         raise ValueError("the target's logits are NaN or infinite: its weights or its config.json are no good")
-    return best.indices
 
 
 def _prefix_slots(batch: ForwardBatch) -> Tensor:
     """i64 (b, longest prefix). Beyond a request's own prefix they are stale."""
     return batch.req_to_token[batch.rows, : max(batch.prefix_lens)]
+
+
+def lens_of(batch: ForwardBatch) -> Tensor:
+    """i64 (b): the lengths of the prefixes, on the device."""
+    if batch.lens is not None:
+        return batch.lens
+    return torch.tensor(batch.prefix_lens, dtype=torch.int64, device=batch.rows.device)
 
 
 def _committed_only(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
@@ -248,10 +266,9 @@ def _committed_only(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
     slot holds by now, and a weight of 0 does not silence a NaN.
     """
     slots, width = _prefix_slots(batch), max(batch.prefix_lens)
-    if min(batch.prefix_lens) == width:
+    if batch.lens is None and min(batch.prefix_lens) == width:
         return slots, None
-    lens = torch.tensor(batch.prefix_lens, device=slots.device)
-    committed = torch.arange(width, device=lens.device) < lens[:, None]
+    committed = torch.arange(width, device=slots.device) < lens_of(batch)[:, None]
     return slots.where(committed, 0), committed[:, None]
 
 

@@ -19,7 +19,7 @@ from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
 from refspec.requests.logprobs import append_logprobs
 from refspec.requests.request import RunningBatch
-from refspec.runtime.runner import ModelRunner
+from refspec.runtime.runner import ModelRunner, require_finite_logits
 
 
 def commit(
@@ -35,6 +35,7 @@ def commit(
     With pages and k > 1 the kept rows have come to the front of their requests' rows, and kept_rows says so.
     """
     # region commit_block
+    require_finite_logits(verified.finite)
     predict, paths = verified.predict.tolist(), verified.accept_index.tolist()
     kept_rows: list[list[int]] = []
     for request, path in zip(batch.requests, paths, strict=True):

@@ -43,6 +43,7 @@ class Branches(NamedTuple):
     prefix_lens: list[int]  # tokens that all branches see, by the request table
     copies: Tensor  # (b, C) slots behind these that were written before the loop; 0: none
     sees_copy: Tensor  # bool (b, k, C) which branch sees which of them
+    lens: Tensor | None = None  # as of a ForwardBatch, for the prefix_lens
 
 
 def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocator, config: SpecConfig) -> Candidates:
@@ -88,7 +89,7 @@ def draft_loop(
     """
     # region draft_loop
     k, steps, b = config.topk, config.num_steps, len(batch)
-    slots, prefix_lens, copies, tail_mask = branches
+    slots, prefix_lens, copies, tail_mask, lens = branches
     tail_slots = torch.cat([copies, slots.transpose(1, 2).flatten(1)], dim=1)  # behind the copies k columns a step
     own_column = torch.eye(k, dtype=torch.bool, device=slots.device).expand(b, k, k)
     first_positions = positions.repeat_interleave(k)
@@ -114,6 +115,7 @@ def draft_loop(
                 tail_slots=tail_slots[:, : copies.shape[1] + (i + 1) * k],
                 tail_mask=tail_mask if k > 1 else None,  # a lone branch sees all of its past
                 hidden_states=hidden_states if recurrent else None,
+                lens=lens,
             ),
             phase="draft",
         )
@@ -145,7 +147,18 @@ def split_into_pages(
     first_of_page = first_draft_positions(seq_lens, k, steps, page).unsqueeze(2) - begun
     copies = table[rows.view(-1, 1, 1), first_of_page + place].where(place < begun, 0)
     own_copies = torch.eye(k, dtype=torch.bool, device=rows.device)[:, :, None] & (place < begun).unsqueeze(1)
-    return Branches(slots, [length // page * page for length in lens], copies.flatten(1), own_copies.flatten(2))
+    whole_pages = [length // page * page for length in lens]
+    lens_then = None if batch.lens is None else seq_lens // page * page
+    return Branches(slots, whole_pages, copies.flatten(1), own_copies.flatten(2), lens_then)
+
+
+def reserved_branches(batch: RunningBatch, draft_runner: ModelRunner, config: SpecConfig) -> Branches:
+    """The branches' slots where the request table holds them already, up to each draft_end."""
+    if config.page_size > 1 and config.topk > 1:
+        return split_into_pages(batch, batch.prefix_lens, batch.seq_lens, draft_runner, config)
+    k, steps = config.topk, config.num_steps
+    slots = assign_draft_cache_locs(batch.req_to_token, batch.rows, batch.seq_lens, k, steps).view(-1, k, steps)
+    return Branches(slots, batch.prefix_lens, slots[:, 0, :0], slots[:, :, :0].bool(), batch.lens)
 
 
 def propose(

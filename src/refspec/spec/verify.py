@@ -24,7 +24,7 @@ from refspec.kernels.verify_tree_greedy import Walk
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.requests.sampling import FINAL, JUDGE
-from refspec.runtime.runner import ModelRunner, greedy_choice
+from refspec.runtime.runner import ModelRunner, likeliest
 
 
 def verify(
@@ -34,9 +34,21 @@ def verify(
 
     Raises OutOfSlots, with nothing taken, if they are not free.
     """
+    # region reserve_tree_slots
+    out_slots = batch.alloc_up_to([config.tree_end(kv_len) for kv_len in batch.prefix_lens], allocator)
+    return judge(batch, tree, out_slots, target_runner, config)
+    # endregion reserve_tree_slots
+
+
+def judge(
+    batch: RunningBatch, tree: VerifyInput, out_slots: Tensor, target_runner: ModelRunner, config: SpecConfig
+) -> VerifyOutput:
+    """One target forward over b·N rows, whose keys and values go to out_slots, i64 (b·N); then the walk.
+
+    Nothing waits for the device, but for requests with rules (`RunningBatch.ruled`).
+    """
     # region verify_tree
     b, n = len(batch), config.num_draft_tokens
-    out_slots = batch.alloc_up_to([config.tree_end(kv_len) for kv_len in batch.prefix_lens], allocator)
     out = target_runner.forward(
         ForwardBatch(
             input_ids=tree.draft_token,
@@ -48,11 +60,12 @@ def verify(
             prefix_lens=batch.prefix_lens,
             tail_slots=out_slots.view(b, n),
             tail_mask=tree.tree_mask.view(b, n, n),
+            lens=batch.lens,
         ),
         phase="target",
     )
     logits = batch.ruled(out.logits, tree, config.exact_penalties)
-    target_predict = greedy_choice(logits)
+    target_predict, finite = likeliest(logits)
     if batch.sampling.all_greedy:
         walk = verify_tree_greedy(
             tree.draft_token.view(b, n),
@@ -65,7 +78,7 @@ def verify(
     else:
         walk = sample_walk(batch, tree, batch.sampling.probabilities(logits, target_predict), config)
         target_predict = _as_drawn(target_predict, *walk[:2])
-    return VerifyOutput(out_slots, out.hidden_states, target_predict, *walk, out.logits)
+    return VerifyOutput(out_slots, out.hidden_states, target_predict, *walk, out.logits, finite)
     # endregion verify_tree
 
 

@@ -37,6 +37,7 @@ from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
 from refspec.requests.logprobs import append_logprobs
 from refspec.requests.request import Request, RunningBatch
+from refspec.runtime.futures import Futures
 from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner, greedy_choice
 from refspec.trace import Round
@@ -56,6 +57,7 @@ class Stats:
     retractions: int = 0  # requests that lost their slots to others, each time that one did
     cached_tokens: int = 0  # that were found in the prefix cache at admissions, and not read; SGLang's name for it
     evicted_tokens: int = 0  # that the prefix cache gave up
+    dropped_request_rounds: int = 0  # launched for requests whose end, in the round before, nobody knew of yet
     forwards: Counter[str] = field(default_factory=Counter)  # target, draft, extend, prefill_target, prefill_draft
     graph_replays: Counter[str] = field(default_factory=Counter)  # forwards that a graph was replayed for, by phase
     graph_fallbacks: Counter[str] = field(default_factory=Counter)  # those that ran as if there were none
@@ -119,6 +121,7 @@ class Stats:
             "retractions": self.retractions,
             "cached_tokens": self.cached_tokens,
             "evicted_tokens": self.evicted_tokens,
+            "dropped_request_rounds": self.dropped_request_rounds,
             "accept_length": self.accept_length,
             "accept_rate": self.accept_rate,
             "graph_replays": dict(self.graph_replays),
@@ -128,6 +131,15 @@ class Stats:
             "slots_returned": dict(self.slots_returned),
             "seconds": dict(self.seconds),
         }
+
+
+@dataclass
+class RoundInFlight:
+    """A round that was launched, and whose results the host has not seen. Until it has, its slots must stay taken."""
+
+    requests: list[Request]
+    rows: list[int]  # of the request table: what each request held at the launch, and holds until the round is over
+    results: Futures
 
 
 class Worker(ABC):
@@ -146,8 +158,11 @@ class Worker(ABC):
     agree on that token too, and a finished request's newest rows are not written."""
 
     @abstractmethod
-    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
-        """The most free slots that a round takes at one time, if its requests have kv_lens committed tokens."""
+    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
+        """The most free slots that a round takes at one time, if its requests have kv_lens committed tokens, at most.
+
+        held_lens: up to which position each has slots; None: up to its kv_len.
+        """
 
     def written_len(self, request: Request) -> int:
         """After a step: of how many of the request's committed tokens, from the first, every model has a row."""
@@ -162,6 +177,24 @@ class Worker(ABC):
         The others have a finish_reason; their rows and slots are the caller's to release. If it raises, the
         caller restores allocator and requests.
         """
+
+    def can_overlap(self, batch: RunningBatch) -> bool:
+        """Can the next round of this batch be launched while the host has not seen the results of the last?
+
+        Then the scheduler calls `launch` and `collect` for a DECODE, the next one's launch before the last one's
+        collect.
+        """
+        return False
+
+    def launch(self, batch: RunningBatch, observer: Observer | None = None) -> tuple[RunningBatch, RoundInFlight]:
+        """Tell the device to do a round, and wait for nothing. Returns the batch, all requests still in it, as it will
+        be afterwards: its lengths and tokens are on the device, and in_flight_tokens count what they may have grown by.
+        """
+        raise NotImplementedError
+
+    def collect(self, in_flight: RoundInFlight) -> None:
+        """Wait for the round, and give the requests their tokens; those that have finished meanwhile get none."""
+        raise NotImplementedError
 
     def prefill_target(self, batch: RunningBatch) -> tuple[ForwardOutput, torch.Tensor]:
         """Read extend_lens tokens of each request: take their slots, enter them in the request table, run the target.

@@ -80,7 +80,8 @@ class SpecWorker(Worker):
         if batch.requests:
             self.stats.count_round(done.accept_lens, self.config.num_steps, self.config.num_candidates)
             if observer and recorder:
-                observer(recorder.record(batch, candidates, tree, verified, done))
+                recorder.stop()
+                observer(recorder.record(batch.requests, candidates, tree, verified, done))
         return going_on
 
     # endregion one_round
@@ -126,7 +127,7 @@ class EagleWorkerV1(SpecWorker):
     def runners(self) -> list[ModelRunner]:
         return [self.target, self.draft_runner]
 
-    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """The draft's slots are back before the tree's are taken, so it is the larger number of the two."""
         drafts = self.allocator.slots_to_extend(kv_lens, [self.config.draft_end(kv_len) for kv_len in kv_lens])
         trees = self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])

@@ -18,7 +18,7 @@ class PlainWorker(Worker):
 
     reads_ahead = False
 
-    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         return self.allocator.slots_to_extend(kv_lens, [kv_len + 1 for kv_len in kv_lens])
 
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from refspec.config import SpecConfig
 from refspec.contracts import Candidates, CommitOutput, VerifyInput, VerifyOutput
-from refspec.requests.request import RunningBatch
+from refspec.requests.request import Request
 from refspec.trace import Candidate, Round, TreeRequest
 from refspec.workers.base import Stats
 
@@ -19,34 +21,46 @@ class RoundRecorder:
         self.forwards_before, self.launches_before = stats.forwards.copy(), stats.launches.copy()
         self.taken_before, self.returned_before = stats.slots_taken.copy(), stats.slots_returned.copy()
 
+    def stop(self) -> None:
+        """The round is over: what is counted from now on belongs to others."""
+        self.slots_taken = dict(self.stats.slots_taken - self.taken_before)
+        self.slots_returned = dict(self.stats.slots_returned - self.returned_before)
+        self.forwards = dict(self.stats.forwards - self.forwards_before)
+        self.launches = dict(self.stats.launches - self.launches_before)
+
     def record(
         self,
-        batch: RunningBatch,
+        requests: Sequence[Request | None],
         candidates: Candidates | None,
         tree: VerifyInput,
         verified: VerifyOutput,
         done: CommitOutput,
     ) -> Round:
+        """After `stop`, and after the requests got their tokens. None stands for a request that got none."""
         return Round(
             number=self.stats.rounds - 1,
-            requests=[self._request(r, batch, candidates, tree, verified, done) for r in range(len(batch.requests))],
-            slots_taken=dict(self.stats.slots_taken - self.taken_before),
-            slots_returned=dict(self.stats.slots_returned - self.returned_before),
-            forwards=dict(self.stats.forwards - self.forwards_before),
-            launches=dict(self.stats.launches - self.launches_before),
+            requests=[
+                self._request(r, request, candidates, tree, verified, done)
+                for r, request in enumerate(requests)
+                if request
+            ],
+            slots_taken=self.slots_taken,
+            slots_returned=self.slots_returned,
+            forwards=self.forwards,
+            launches=self.launches,
         )
 
     def _request(
         self,
         r: int,
-        batch: RunningBatch,
+        request: Request,
         candidates: Candidates | None,
         tree: VerifyInput,
         verified: VerifyOutput,
         done: CommitOutput,
     ) -> TreeRequest:
         n = self.config.num_draft_tokens
-        request, rows = batch.requests[r], slice(r * n, (r + 1) * n)
+        rows = slice(r * n, (r + 1) * n)
         mask = tree.tree_mask.view(-1, n, n)[r].tolist()
         accept_len = done.accept_lens[r]
         slots = verified.out_slots.tolist()

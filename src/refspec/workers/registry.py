@@ -31,6 +31,7 @@ from refspec.models.llama import LlamaForCausalLM
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Stats, Worker
 from refspec.workers.eagle_v1 import EagleWorkerV1
+from refspec.workers.eagle_v2 import EagleWorkerV2
 
 Draft = TypeVar("Draft", bound=ServedModel)
 
@@ -166,10 +167,17 @@ def _eagle(setup: Setup) -> Worker:
     return EagleWorkerV1(setup.target_runner(), draft, setup.allocator, setup.stats, config)
 
 
+def _eagle_v2(setup: Setup) -> Worker:
+    config = setup.config
+    draft = setup.make_runner(eagle_draft(setup), {"draft": config.topk, "extend": config.num_draft_tokens})
+    return EagleWorkerV2(setup.target_runner(), draft, setup.allocator, setup.stats, config)
+
+
 BUILT_IN = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm("eagle", "an EAGLE head over the target's hidden states, rounds as in spec v1", _eagle, "tiny-eagle"),
+        Algorithm("eagle-v2", "the same head, rounds as in spec v2: they overlap", _eagle_v2, "tiny-eagle"),
     )
 }
 assert tuple(BUILT_IN) == ALGORITHMS
