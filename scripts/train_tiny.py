@@ -21,6 +21,7 @@ import shutil
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,9 +36,19 @@ from torch import Tensor, nn
 
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.bench.engine import LOOP_THRESHOLD, SHAPES, distinct_4gram_ratio
-from refspec.models.checkpoint import EAGLE_ARCHITECTURE, SHIPPED_FOLDER, TARGET_ARCHITECTURE, save_checkpoint
+from refspec.models.checkpoint import (
+    EAGLE_ARCHITECTURE,
+    SHIPPED_FOLDER,
+    TARGET_ARCHITECTURE,
+    load_eagle,
+    load_target,
+    save_checkpoint,
+)
 from refspec.models.eagle import EagleHead
+from refspec.models.eagle3 import Eagle3Config, Eagle3Head, FusedTarget
+from refspec.models.frozen_kv import FrozenKVAssistant
 from refspec.models.llama import Attend, LlamaConfig, LlamaForCausalLM
+from refspec.models.mtp import MTPLayer, MTPLayers
 
 VOCAB_SIZE = 1024
 END_OF_TEXT = "<|endoftext|>"
@@ -53,6 +64,13 @@ EAGLE = LlamaConfig(
     vocab_size=VOCAB_SIZE, hidden_size=192, intermediate_size=512, num_hidden_layers=1, num_attention_heads=6,
     num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, eos_token_ids=(0,),
 )  # fmt: skip
+# Keys and values of its own for each head: an EAGLE-3 head knows its token by attention alone.
+EAGLE3 = replace(EAGLE, num_key_value_heads=6)
+FEATURE_LAYERS = (2, 6, 12)  # the high feature is what the last layer leaves
+DRAFT_VOCAB_SIZE = 640  # with which 99.3 % of the tokens that the target writes can be said
+MTP_LAYERS = 3
+FROZEN_KV = replace(EAGLE, num_hidden_layers=2)
+FROZEN_KV_LAYERS = (10, 11)
 STANDALONE = LlamaConfig(
     vocab_size=VOCAB_SIZE, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, eos_token_ids=(0,),
@@ -390,34 +408,141 @@ def unlikelihood_loss(ids: Tensor, repeated: Tensor, logits: Tensor) -> Tensor:
     return -(torch.log1p(-p.clamp(max=0.999)) * chosen).sum() / chosen.sum().clamp(min=1)
 
 
+def unrolled(head: nn.Module, ids: Tensor, states: Tensor, levels: int) -> Iterator[Tensor]:
+    """What a head says at each draft level: hidden states (batch, length - 1, H), `levels` times.
+
+    ids i64 (batch, length); states (batch, length, width): the target's at each of them.
+
+    Row t holds token t, t >= 1, beside the hidden state of token t - 1: the target's at level 0, after that the
+    head's own guess of the level before. A row drafted `level` levels past the last committed token has that many
+    ancestors: of each level, the first `level` rows mean nothing.
+    """
+    batch, tokens = ids.shape[0], ids[:, 1:]
+    positions, attend, fed = positions_of(tokens), UnrolledAttention(batch), states[:, :-1]
+    for _ in range(levels):
+        guess = head(tokens.flatten(), positions, attend, fed.flatten(0, 1)).unflatten(0, (batch, -1))
+        yield guess
+        fed = F.pad(guess, (0, 0, 1, 0))[:, :-1]
+
+
+def surprise_at(guess_logits: Tensor, goal_probs: Tensor) -> Tensor:
+    """Cross-entropy of each row to the target's distribution: (..., V) twice -> (...)."""
+    return -(goal_probs * guess_logits.log_softmax(-1)).sum(-1)
+
+
+def agreement_of(guess_ids: Tensor, goal_logits: Tensor) -> float:
+    """How often the head's best token is the target's."""
+    return (guess_ids == goal_logits.argmax(-1)).float().mean().item()
+
+
 def eagle_loss(
     head: EagleHead, ids: Tensor, states: Tensor, logits: Tensor, unroll: int = 5
 ) -> tuple[Tensor, list[float]]:
     """Smooth L1 to the target's hidden states and cross-entropy to its distribution, at `unroll` draft levels.
 
     ids i64 (batch, length); states (batch * length, H) and logits (batch * length, V): the target's at each of them.
-
-    Row t holds token t, t >= 1, beside the hidden state of token t - 1: the target's at level 0, after that the
-    head's own guess of the level before. Also returns how often each level's best token is the target's.
+    Also returns how often each level's best token is the target's.
     Source: EAGLE (Li et al. 2024, section 4.2); the unrolling: HASS and EAGLE-3, see UnrolledAttention.
     """
-    batch, length = ids.shape[0], ids.shape[1] - 1
-    states = states.float().unflatten(0, (batch, -1))
-    goal, goal_probs = states[:, 1:], logits.float().unflatten(0, (batch, -1))[:, 1:].softmax(-1)
-    fed, tokens = states[:, :-1], ids[:, 1:]
-    positions = torch.arange(length).repeat(batch)
-    attend = UnrolledAttention(batch)
+    states, logits = (x.float().unflatten(0, (len(ids), -1)) for x in (states, logits))
     total, agreement = torch.zeros(()), []
-    for level in range(unroll):
-        guess = head(tokens.flatten(), positions, attend, fed.flatten(0, 1)).float().unflatten(0, (batch, -1))
-        # A row drafted `level` levels past the last committed token has that many ancestors: earlier rows have none.
-        rows = slice(level, None)
+    for level, guess in enumerate(unrolled(head, ids, states, unroll)):
+        guess, goal, goal_logits = guess[:, level:].float(), states[:, level + 1 :], logits[:, level + 1 :]
         guess_logits = head.logits(guess).float()
-        distance = F.smooth_l1_loss(guess[:, rows], goal[:, rows])
-        surprise = -(goal_probs[:, rows] * guess_logits[:, rows].log_softmax(-1)).sum(-1).mean()
-        total = total + 0.8**level * (0.5 * distance + surprise)
-        agreement.append((guess_logits[:, rows].argmax(-1) == goal_probs[:, rows].argmax(-1)).float().mean().item())
-        fed = F.pad(guess, (0, 0, 1, 0))[:, :-1]
+        surprise = surprise_at(guess_logits, goal_logits.softmax(-1)).mean()
+        total = total + 0.8**level * (0.5 * F.smooth_l1_loss(guess, goal) + surprise)
+        agreement.append(agreement_of(guess_logits.argmax(-1), goal_logits))
+    return total, agreement
+
+
+def eagle3_loss(
+    head: Eagle3Head, ids: Tensor, states: Tensor, logits: Tensor, unroll: int = 5
+) -> tuple[Tensor, list[float]]:
+    """Cross-entropy to the target's distribution over the head's vocabulary, where its best token is one of these.
+
+    As eagle_loss, but states are (batch * length, 4H), and nothing says what the head's own are to be.
+    Source: EAGLE-3 (Li et al. 2025, section 3.2).
+    """
+    states, logits = (x.float().unflatten(0, (len(ids), -1)) for x in (states, logits))
+    ids_of_head = head.draft_to_target
+    total, agreement = torch.zeros(()), []
+    for level, guess in enumerate(unrolled(head, ids, states, unroll)):
+        guess_logits, goal_logits = head.logits(guess[:, level:]).float(), logits[:, level + 1 :]
+        within = torch.isin(goal_logits.argmax(-1), ids_of_head)
+        surprise = surprise_at(guess_logits, goal_logits[..., ids_of_head].softmax(-1))
+        total = total + 0.8**level * (surprise * within).sum() / within.sum()
+        agreement.append(agreement_of(ids_of_head[guess_logits.argmax(-1)], goal_logits))
+    return total, agreement
+
+
+def mtp_loss(
+    layers: MTPLayers, ids: Tensor, states: Tensor, logits: Tensor, unroll: int = 4
+) -> tuple[Tensor, list[float]]:
+    """Cross-entropy to the target's distribution: of layer 0 at `unroll` draft levels, and of the others in the chain.
+
+    Also returns how often the best token is the target's: of layer 0's levels, then of layers 1, 2, ...
+    Source: DeepSeek-V3 (2024, section 2.2), for the chain; layer 0 is unrolled as EAGLE's head is, because it also
+    drafts alone.
+    """
+    states, logits = (x.float().unflatten(0, (len(ids), -1)) for x in (states, logits))
+    total, agreement = torch.zeros(()), []
+
+    def judge(guess: Tensor, goal_logits: Tensor, weight: float) -> None:
+        nonlocal total
+        guess_logits = layers[0].logits(guess).float()
+        total = total + weight * surprise_at(guess_logits, goal_logits.softmax(-1)).mean()
+        agreement.append(agreement_of(guess_logits.argmax(-1), goal_logits))
+
+    by_level = list(unrolled(layers[0], ids, states, unroll))
+    for level, guess in enumerate(by_level):
+        judge(guess[:, level:], logits[:, level + 1 :], 0.8**level)
+    chained = by_level[0]
+    for i in range(1, len(layers)):
+        tokens, fed = ids[:, 1 + i :], chained[:, :-1]
+        attend = causal_attention(len(ids))
+        chained = layers[i](tokens.flatten(), positions_of(tokens), attend, fed.flatten(0, 1)).unflatten(
+            0, (len(ids), -1)
+        )
+        judge(chained, logits[:, 1 + i :], 0.8**i)
+    return total, agreement
+
+
+class KeptAttention:
+    """The target's attention, which keeps its keys and values; and the assistant's, which reads them.
+
+    rows: the assistant has so many at the front of each text, row t at position t; it sees the keys up to there.
+    """
+
+    def __init__(self, batch: int, rows: int) -> None:
+        self.batch, self.rows, self.attend = batch, rows, causal_attention(batch)
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.kept[layer_id] = k, v
+        return self.attend(layer_id, q, k, v)
+
+    def read_only(self, layer_id: int, q: Tensor) -> Tensor:
+        k, v = (x.unflatten(0, (self.batch, -1))[:, : self.rows].flatten(0, 1) for x in self.kept[layer_id])
+        return self.attend(layer_id, q, k, v)
+
+
+def frozen_kv_loss(
+    assistant: FrozenKVAssistant, ids: Tensor, states: Tensor, logits: Tensor, attend: KeptAttention, unroll: int = 4
+) -> tuple[Tensor, list[float]]:
+    """Cross-entropy to the target's distribution, at `unroll` draft levels, each from where the target has read to t.
+
+    Row t of level j is fed token t + 1 + j beside the target's hidden state of token t, or what the row said at the
+    level before; it stays at position t. attend: has seen the target's forward over ids.
+    """
+    states, logits = (x.float().unflatten(0, (len(ids), -1)) for x in (states, logits))
+    rows = attend.rows
+    fed, total, agreement = states[:, :rows].flatten(0, 1), torch.zeros(()), []
+    for level in range(unroll):
+        tokens, goal_logits = (x[:, 1 + level : 1 + level + rows] for x in (ids, logits))
+        fed = assistant(tokens.flatten(), positions_of(tokens), attend, fed)
+        guess_logits = assistant.logits(fed).float().unflatten(0, (len(ids), -1))
+        total = total + 0.8**level * surprise_at(guess_logits, goal_logits.softmax(-1)).mean()
+        agreement.append(agreement_of(guess_logits.argmax(-1), goal_logits))
     return total, agreement
 
 
@@ -512,25 +637,27 @@ def standalone(steps: int = 900, work: WorkFolder = Path("build/train_tiny")) ->
     language_model_stage("standalone", STANDALONE, steps, work, ["train", "written"])
 
 
+def write_text(model: LlamaForCausalLM, prompts: Path, count: int, seed: int, file: Path) -> None:
+    """`count` pieces of the token file `prompts`, each with what the model writes greedily after it, end to end."""
+    tokens, rng = np.load(prompts), np.random.default_rng([SEED, seed])
+    engine = Engine(model, kv_slots=64 * 400, max_running=64)
+    prompt_lens, starts = rng.integers(16, 160, count), rng.integers(0, len(tokens) - 200, count)
+    pieces = [tokens[s : s + n].tolist() for s, n in zip(starts, prompt_lens, strict=True)]
+    texts: list[np.ndarray] = []
+    with Progress(console=console) as progress:
+        for i in progress.track(range(0, count, 64), description=file.name):
+            outputs = engine.generate(pieces[i : i + 64], SamplingParams(max_new_tokens=192, ignore_eos=True))
+            texts += [np.array(p + o.token_ids) for p, o in zip(pieces[i : i + 64], outputs, strict=True)]
+    np.save(file, np.concatenate(texts).astype(np.uint16))
+
+
 @app.command()
 def write(count: int = 1536, work: WorkFolder = Path("build/train_tiny")) -> None:
     """Let the target write the text that half of the drafts' lessons are taken from: written.npy.
 
     A draft is judged on the target's own greedy text, so it should know that (as in EAGLE's and SpecForge's data).
     """
-    tokens = np.load(work / "train.npy")
-    engine = Engine(load_trained("unlooped", TARGET, work), kv_slots=64 * 400, max_running=64)
-    rng = np.random.default_rng([SEED, 1])
-    prompt_lens = rng.integers(16, 160, count)
-    starts = rng.integers(0, len(tokens) - 200, count)
-    prompts = [tokens[s : s + n].tolist() for s, n in zip(starts, prompt_lens, strict=True)]
-    texts: list[np.ndarray] = []
-    with Progress(console=console) as progress:
-        for i in progress.track(range(0, count, 64), description="write"):
-            outputs = engine.generate(prompts[i : i + 64], SamplingParams(max_new_tokens=192, ignore_eos=True))
-            texts += [np.array(p + o.token_ids) for p, o in zip(prompts[i : i + 64], outputs, strict=True)]
-            if (i // 64) % 8 == 0 or i + 64 >= count:
-                np.save(work / "written.npy", np.concatenate(texts).astype(np.uint16))
+    write_text(load_trained("unlooped", TARGET, work), work / "train.npy", count, 1, work / "written.npy")
 
 
 @app.command()
@@ -614,6 +741,150 @@ def joint(steps: int = 600, work: WorkFolder = Path("build/train_tiny")) -> None
 
     optimisers = [*optimisers_for(model, lr_scale=0.1), *optimisers_for(head, lr_scale=0.5)]
     train("joint", both, loss_at, held_out, steps, work, 40, optimisers)
+
+
+# --- more drafts for the target as it is shipped ------------------------------------------------------------------
+
+
+def shipped_target() -> LlamaForCausalLM:
+    return load_target(SHIPPED_FOLDER / "target", torch.float32, torch.device("cpu"))
+
+
+@app.command()
+def write_again(count: int = 2560, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """As `write`, by the target as it is shipped: shipped_text.npy, for the stages that follow."""
+    prepare(work)
+    write_text(shipped_target(), work / "train.npy", count, 6, work / "shipped_text.npy")
+
+
+def draft_stage(
+    name: str, draft: nn.Module, loss_on: Callable[[Tensor], tuple[Tensor, list[float]]], steps: int, work: Path,
+    lr_scale: float = 1.0, batch: int = 8,
+) -> None:  # fmt: skip
+    """Train a draft model of the shipped target, one step on source text and one on the target's own in turn."""
+    corpora = [np.load(work / f"{text}.npy") for text in ("train", "shipped_text")]
+    unseen = np.load(work / "held_out.npy")
+
+    def loss_at(step: int) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_on(batch_at(corpora[step % 2], step, SEED, 256, batch))[0]
+
+    def held_out(step: int) -> dict[str, float]:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return mean_agreement([loss_on(batch_at(unseen, i, SEED + 1, 256, 8)) for i in range(2)])
+
+    train(name, draft, loss_at, held_out, steps, work, 50, optimisers_for(draft, lr_scale))
+
+
+def start_from_nothing(draft: nn.Module) -> None:
+    """Random matrices, but a layer that adds nothing to what comes in."""
+    for name, p in draft.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.zeros_(p)
+        elif p.ndim == 2:
+            nn.init.normal_(p, std=p.shape[1] ** -0.5)
+
+
+def frequent_ids(work: Path, count: int) -> Tensor:
+    """The `count` ids that are most frequent in what the drafts are trained on, ascending."""
+    shares = [
+        np.bincount(tokens, minlength=VOCAB_SIZE) / len(tokens)
+        for tokens in (np.load(work / f"{text}.npy") for text in ("train", "shipped_text"))
+    ]
+    return torch.from_numpy(np.sort(np.argsort(-sum(shares), kind="stable")[:count]))
+
+
+def new_eagle3(model: LlamaForCausalLM) -> Eagle3Head:
+    return Eagle3Head(Eagle3Config(EAGLE3, DRAFT_VOCAB_SIZE, FEATURE_LAYERS), model)
+
+
+@app.command()
+def eagle3(steps: int = 700, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """The EAGLE-3 head."""
+    torch.manual_seed(SEED)
+    model = shipped_target()
+    fused, head = FusedTarget(model, FEATURE_LAYERS), new_eagle3(model)
+    start_from_nothing(head)
+    with torch.no_grad():
+        # At first the head says what the target's high feature makes the target's own output head say.
+        ids = frequent_ids(work, DRAFT_VOCAB_SIZE)
+        head.d2t.copy_(ids - torch.arange(DRAFT_VOCAB_SIZE))
+        head.lm_head.weight.copy_(model.lm_head.weight[ids])
+        head.norm.weight.copy_(model.norm.weight)
+        head.fc.weight.copy_(torch.cat([torch.zeros(192, 2 * 192), torch.eye(192)], dim=1))
+
+    def loss_on(ids: Tensor) -> tuple[Tensor, list[float]]:
+        with torch.no_grad():
+            states = fused(ids.flatten(), positions_of(ids), causal_attention(len(ids)))
+            logits = fused.logits(states)
+        return eagle3_loss(head, ids, states, logits)
+
+    draft_stage("eagle3", head, loss_on, steps, work)
+
+
+@torch.no_grad()
+def start_from_eagle(draft: MTPLayer | FrozenKVAssistant, model: LlamaForCausalLM, work: Path) -> None:
+    """Make a draft that says about what the EAGLE head says; the assistant, which attends otherwise, less so.
+
+    It has norms where the head has none. Each gets as weight the loudness of what the head has there.
+    """
+    head = load_eagle(SHIPPED_FOLDER / "eagle", model, torch.float32, torch.device("cpu"))
+    ids = batch_at(np.load(work / "train.npy"), 0, SEED, 256, 8)
+    states = hidden_of(model, ids).unflatten(0, (8, -1))
+    embeds, said = model.embed_tokens(ids[:, 1:]), next(unrolled(head, ids, states, 1))
+    mixed = head.fc(torch.cat([embeds, states[:, :-1]], dim=-1))
+    norms = [(draft.enorm, embeds), (draft.hnorm, states), (draft.norm, said)]
+    if isinstance(draft, MTPLayer):
+        norms.append((draft.decoder.input_layernorm, mixed))
+        draft.eh_proj.load_state_dict(head.fc.state_dict())
+        draft.decoder.load_state_dict(head.layers[0].state_dict(), strict=False)
+    else:
+        start_from_nothing(draft)
+        draft.pre_projection.load_state_dict(head.fc.state_dict())
+        draft.layers[0].mlp.load_state_dict(head.layers[0].mlp.state_dict())
+        draft.layers[0].post_attention_layernorm.load_state_dict(head.layers[0].post_attention_layernorm.state_dict())
+    for norm, inside in norms:
+        nn.init.constant_(norm.weight, inside.square().mean().sqrt().item())
+
+
+@app.command()
+def mtp(steps: int = 500, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """Three MTP layers, which begin as copies of the EAGLE head."""
+    torch.manual_seed(SEED)
+    model = shipped_target()
+    layers = MTPLayers(EAGLE, model, MTP_LAYERS)
+    for i in range(MTP_LAYERS):
+        start_from_eagle(layers[i], model, work)
+
+    def loss_on(ids: Tensor) -> tuple[Tensor, list[float]]:
+        with torch.no_grad():
+            states = hidden_of(model, ids)
+            logits = model.logits(states)
+        return mtp_loss(layers, ids, states, logits)
+
+    draft_stage("mtp", layers, loss_on, steps, work, lr_scale=0.5)
+
+
+def new_assistant(model: LlamaForCausalLM) -> FrozenKVAssistant:
+    return FrozenKVAssistant(FROZEN_KV, model, FROZEN_KV_LAYERS)
+
+
+@app.command()
+def frozen_kv(steps: int = 500, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """The frozen-KV assistant, over the keys and values of two of the target's layers."""
+    torch.manual_seed(SEED)
+    model = shipped_target()
+    assistant, unroll = new_assistant(model), 4
+    start_from_eagle(assistant, model, work)
+
+    def loss_on(ids: Tensor) -> tuple[Tensor, list[float]]:
+        with torch.no_grad():
+            attend = KeptAttention(len(ids), rows=ids.shape[1] - unroll)
+            states = model(ids.flatten(), positions_of(ids), attend)
+            logits = model.logits(states)
+        return frozen_kv_loss(assistant, ids, states, logits, attend, unroll)
+
+    draft_stage("frozen_kv", assistant, loss_on, steps, work)
 
 
 # --- measure and publish --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from refspec import SamplingParams, SpecConfig
 from refspec.contracts import VerifyInput
+from refspec.models.scripted import ScriptedModel
 from refspec.requests.request import Request, RunningBatch
 from refspec.requests.sampling import DRAFT, FINAL, JUDGE, BatchSampling
+from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import propose
 from refspec.spec.verify import sample_walk
 
@@ -32,6 +35,7 @@ CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
 REJECTION, BLOCK = replace(CHAIN, sampler="rejection"), replace(CHAIN, sampler="block")
 WAYS = {"plain": None, "target_only": CHAIN, "rejection": REJECTION, "block": BLOCK}
 PLAIN = SamplingParams(temperature=1.0)
+WHOLE_VOCABULARY = ModelRunner(ScriptedModel(lambda context: [], VOCAB), 1, torch.device("cpu"), Counter())
 DRAWN = pytest.mark.parametrize("spec", [REJECTION, BLOCK], ids=["rejection", "block"])
 
 
@@ -87,7 +91,7 @@ def _step(
         return drawn[:, None], torch.zeros_like(drawn)
     n, columns, laws = spec.num_draft_tokens, [newest], []
     for level in range(spec.num_steps):
-        _, tokens, law = propose(batch, DRAFT_LAW.log()[columns[-1]], level, spec)
+        _, tokens, law = propose(batch, DRAFT_LAW.log()[columns[-1]], level, spec, WHOLE_VOCABULARY)
         columns.append(tokens[:, 0])
         laws += [] if law is None else [law]
     draft_token = torch.stack(columns, dim=1)

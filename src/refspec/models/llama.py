@@ -12,7 +12,7 @@ SGLang: python/sglang/srt/models/llama.py:LlamaForCausalLM @v0.5.5
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -112,13 +112,17 @@ class RMSNorm(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    """Queries, keys and values by one product; q and k turned by their position; the rest is `attend`'s."""
+    """Queries, keys and values by one product; q and k turned by their position; the rest is `attend`'s.
 
-    def __init__(self, config: LlamaConfig, layer_id: int) -> None:
+    input_size: of the rows that it reads; None: the hidden size, which is what it gives back in any case.
+    """
+
+    def __init__(self, config: LlamaConfig, layer_id: int, input_size: int | None = None) -> None:
         super().__init__()
         self.layer_id = layer_id
         self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.dim, bias=False)
+        width = (self.heads + 2 * self.kv_heads) * self.dim
+        self.qkv_proj = nn.Linear(input_size or config.hidden_size, width, bias=False)
         self.o_proj = nn.Linear(self.heads * self.dim, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotations: Tensor, attend: Attend) -> Tensor:
@@ -186,11 +190,18 @@ class LlamaForCausalLM(nn.Module):
 
         They are what `lm_head` reads, and what an EAGLE head is fed. This model itself is fed no hidden states.
         """
+        for x in self.residual_stream(input_ids, positions, attend):
+            last = x
+        return self.norm(last)
+
+    def residual_stream(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Iterator[Tensor]:
+        """What each layer is given, in order, and then what the last one leaves: L + 1 times (n, hidden_size)."""
         x = self.embed_tokens(input_ids)
+        yield x
         rotations = rope_rotations(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         for layer in self.layers:
             x = layer.forward(x, rotations, attend)
-        return self.norm(x)
+            yield x
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """hidden_states (n, hidden_size) -> (n, vocab_size), in the model's dtype."""

@@ -44,6 +44,7 @@ from refspec.contracts import ForwardBatch, ForwardOutput
 from refspec.kernels.backend import resolve_backend
 from refspec.kernels.checks import check_values
 from refspec.kernels.launches import launches
+from refspec.memory.kv_pool import MHATokenToKVPool
 from refspec.runtime.runner import ModelRunner, RowPadding, ServedModel, lens_of
 
 LARGEST_SIZE = 32  # that is captured unless larger ones are asked for
@@ -180,8 +181,9 @@ class GraphRunner(ModelRunner):
         rows: Mapping[str, int],
         replays: Counter[str],
         fallbacks: Counter[str],
+        pool: MHATokenToKVPool | None = None,
     ) -> None:
-        super().__init__(model, slots, device, forwards, vocab_size, page_size)
+        super().__init__(model, slots, device, forwards, vocab_size, page_size, pool)
         self.req_to_token, self.sizes, self.rows = req_to_token, sorted(sizes), dict(rows)
         self.replays, self.fallbacks = replays, fallbacks
         self.buffers: dict[Shape, StaticBuffers] = {}

@@ -40,7 +40,11 @@ class ModelConfig(Protocol):
 
 
 class ServedModel(Protocol):
-    """What the engine asks of a model, target or draft: LlamaForCausalLM, EagleHead, ScriptedModel."""
+    """What the engine asks of a model, target or draft: LlamaForCausalLM, EagleHead, ScriptedModel, ...
+
+    A draft whose vocabulary is smaller than its target's also has draft_to_target: i64 (draft ids), the target's id
+    for each of its own. Its config.vocab_size is the target's, its logits have a column for each of its own.
+    """
 
     @property
     def config(self) -> ModelConfig: ...
@@ -76,6 +80,10 @@ class PoolAttention:
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (n, heads, dim); k, v (n, kv_heads, dim) -> (n, heads, dim)."""
         self.pool.write(layer_id, self.out_slots, k, v)
+        return self.read_only(layer_id, q)
+
+    def read_only(self, layer_id: int, q: Tensor) -> Tensor:
+        """As a call, but nothing is written: the rows bring no keys and values. q (n, heads, dim) -> the same."""
         keys, values = self.pool.read(layer_id, self.columns)
         b, rows = self.padding.batch_size, self.padding.rows
         queries = self.padding.pad(q).view(b, rows, *q.shape[1:]).transpose(1, 2)
@@ -116,16 +124,19 @@ class PagedAttention:
         if lens is None:
             lens = lens_of(batch)
         self.kv_indptr, self.kv_indices = paged_kv_indices(batch.req_to_token, batch.rows, lens, batch.tail_slots, room)
-        if batch.tail_mask is None:  # as of a tail of one column
-            self.tree_mask = torch.ones(
-                self.padding.batch_size * self.padding.rows, dtype=torch.bool, device=batch.input_ids.device
-            )
+        if batch.tail_mask is None:  # as of a tail of one column, or of none
+            columns = self.padding.batch_size * self.padding.rows * min(tail, 1)
+            self.tree_mask = torch.ones(columns, dtype=torch.bool, device=batch.input_ids.device)
         else:
             self.tree_mask = batch.tail_mask.flatten()
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (n, heads, dim); k, v (n, kv_heads, dim) -> (n, heads, dim)."""
         self.pool.write(layer_id, self.batch.out_slots, k, v)
+        return self.read_only(layer_id, q)
+
+    def read_only(self, layer_id: int, q: Tensor) -> Tensor:
+        """As PoolAttention's."""
         k_cache, v_cache = self.pool.layers[layer_id].unbind(1)
         out = tree_attention(
             self.padding.pad(q),
@@ -176,6 +187,9 @@ class ModelRunner:
     forwards: counts this runner's, by the phase that each was made for.
     vocab_size: ids at or above it are never proposed. It is smaller than the model's own where the rows of the
     output head were padded beyond the tokenizer's size: their logits mean nothing.
+    draft_to_target: i64, the id that each column of the logits stands for; None: column i stands for id i. See
+    ServedModel. Columns for ids that are never proposed are left out of both.
+    pool: another runner's, for a model that reads what that one's keeps (models/frozen_kv.py); None: its own.
     shared_head: where the output head is spread over several ranks (engine/dp.py), what takes the place of the model's
     own: (hidden states (n, H), phase) -> logits (n, V). It is asked in every forward, for zero rows too.
     """
@@ -188,11 +202,22 @@ class ModelRunner:
         forwards: Counter[str],
         vocab_size: int | None = None,
         page_size: int = 1,
+        pool: MHATokenToKVPool | None = None,
     ) -> None:
         self.model, self.device, self.forwards = model, device, forwards
-        self.pool = MHATokenToKVPool(model.kv_layout, slots, device, page_size)
+        self.pool = pool or MHATokenToKVPool(model.kv_layout, slots, device, page_size)
         self.vocab_size = vocab_size or model.config.vocab_size
+        self.draft_to_target: Tensor | None = getattr(model, "draft_to_target", None)
+        self.columns: Tensor | None = None  # of the logits, that are kept; None: the first vocab_size
+        if self.draft_to_target is not None:
+            self.columns = (self.draft_to_target < self.vocab_size).nonzero().flatten()
+            self.draft_to_target = self.draft_to_target[self.columns]
         self.shared_head: Callable[[Tensor, str], Tensor] | None = None
+
+    @property
+    def choices(self) -> int:
+        """Columns of its logits: ids that can be proposed."""
+        return self.vocab_size if self.draft_to_target is None else len(self.draft_to_target)
 
     @torch.inference_mode()  # a tenth of the time on a CPU: no torch operation keeps books for a gradient
     def forward(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None = None) -> ForwardOutput:
@@ -204,8 +229,8 @@ class ModelRunner:
         if not batch.q_lens:
             hidden = torch.zeros(0, self.model.config.hidden_size, dtype=self.model.kv_layout.dtype, device=self.device)
             if self.shared_head:
-                return ForwardOutput(self.shared_head(hidden, phase)[:, : self.vocab_size], hidden)
-            return ForwardOutput(hidden.new_zeros(0, self.vocab_size), hidden)
+                return ForwardOutput(self._proposable(self.shared_head(hidden, phase)), hidden)
+            return ForwardOutput(hidden.new_zeros(0, self.choices), hidden)
         self.forwards[phase] += 1
         return self.run(batch, phase, logits_rows)
 
@@ -222,7 +247,11 @@ class ModelRunner:
         hidden_states = self.model(batch.input_ids, batch.positions, attend, batch.hidden_states)
         read = hidden_states if logits_rows is None else hidden_states.index_select(0, logits_rows)
         logits = self.shared_head(read, phase) if self.shared_head else self.model.logits(read)
-        return ForwardOutput(logits[:, : self.vocab_size], hidden_states)
+        return ForwardOutput(self._proposable(logits), hidden_states)
+
+    def _proposable(self, logits: Tensor) -> Tensor:
+        """The columns of ids below vocab_size."""
+        return logits[:, : self.vocab_size] if self.columns is None else logits.index_select(1, self.columns)
 
 
 def greedy_choice(logits: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def draft_loop(
             ),
             phase="draft",
         )
-        topk_p, topk_index, law = propose(batch, out.logits, i + 1, config)
+        topk_p, topk_index, law = propose(batch, out.logits, i + 1, config, draft_runner)
         laws.append(law)
         hidden_states = out.hidden_states
     # endregion draft_loop
@@ -162,17 +162,24 @@ def reserved_branches(batch: RunningBatch, draft_runner: ModelRunner, config: Sp
 
 
 def propose(
-    batch: RunningBatch, logits: Tensor, level: int, config: SpecConfig
+    batch: RunningBatch, logits: Tensor, level: int, config: SpecConfig, draft_runner: ModelRunner
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The draft's children below each row of logits (b·k, V): probabilities f32 (b·k, k), ids i64 (b·k, k), their law.
+    """The draft's children below each row of its logits: probabilities f32 (b·k, k), ids i64 (b·k, k), their law.
 
     The k likeliest, and None. Or, if the sampler wants drafts that were drawn, a single one, drawn from the draft's
     law as the request's temperature and filters make it, and that law, f32 (b, V); of a greedy request it is a
     one-hot. level, from 0, counts within the round that begins behind batch.seq_lens.
+
+    logits (b·k, columns): where the draft has a vocabulary of its own, its columns become the target's ids here, once
+    and for all. What is behind this, the next draft step too, knows the target's ids only.
     """
+    ids = draft_runner.draft_to_target
     if not config.drafts_are_drawn:
-        return *best_tokens(logits, config.topk), None
+        topk_p, topk_index = best_tokens(logits, config.topk)
+        return topk_p, topk_index if ids is None else ids[topk_index], None
     law = batch.sampling.probabilities(logits, logits.max(dim=-1).indices)
+    if ids is not None:
+        law = law.new_zeros(len(law), draft_runner.vocab_size).index_copy_(1, ids, law)
     coins = batch.sampling.coins(batch.seq_lens + 1, DRAFT, range(level, level + 1))
     tokens = draw(law, coins.squeeze(1)).unsqueeze(1)
     return law.gather(1, tokens), tokens, law

@@ -80,6 +80,6 @@ def extend(
     rows = causal_batch(next_tokens, slots, q_lens, batch.req_to_token, batch.rows, prefix_lens, hidden_states)
     out = draft_runner.forward(rows, phase, last_rows)
     batch.bonus_tokens = next_tokens[last_rows]
-    topk_p, topk_index, law = propose(batch, out.logits, 0, config)
+    topk_p, topk_index, law = propose(batch, out.logits, 0, config, draft_runner)
     batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law)
     # endregion extend_rows
