@@ -36,14 +36,7 @@ from torch import Tensor, nn
 
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.bench.engine import LOOP_THRESHOLD, SHAPES, distinct_4gram_ratio
-from refspec.models.checkpoint import (
-    EAGLE_ARCHITECTURE,
-    SHIPPED_FOLDER,
-    TARGET_ARCHITECTURE,
-    load_eagle,
-    load_target,
-    save_checkpoint,
-)
+from refspec.models.checkpoint import SHIPPED_FOLDER, load_eagle, load_target, save_checkpoint
 from refspec.models.eagle import EagleHead
 from refspec.models.eagle3 import Eagle3Config, Eagle3Head, FusedTarget
 from refspec.models.frozen_kv import FrozenKVAssistant
@@ -798,12 +791,25 @@ def new_eagle3(model: LlamaForCausalLM) -> Eagle3Head:
     return Eagle3Head(Eagle3Config(EAGLE3, DRAFT_VOCAB_SIZE, FEATURE_LAYERS), model)
 
 
+@torch.no_grad()
+def feature_scale(fused: FusedTarget, work: Path) -> Tensor:
+    """(3H): what makes each of the target's three features as loud as 1; as they come, they are 36 to 126.
+
+    Beside those, what a layer adds in its first thousand steps would not be heard. The factors are folded into `fc`
+    when the head is published.
+    """
+    ids = batch_at(np.load(work / "train.npy"), 0, SEED, 256, 8)
+    features = fused(ids.flatten(), positions_of(ids), causal_attention(8)).unflatten(1, (4, -1))[:, :3]
+    return features.square().mean(dim=(0, 2)).rsqrt().repeat_interleave(features.shape[2])
+
+
 @app.command()
 def eagle3(steps: int = 700, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The EAGLE-3 head."""
     torch.manual_seed(SEED)
     model = shipped_target()
     fused, head = FusedTarget(model, FEATURE_LAYERS), new_eagle3(model)
+    scale = F.pad(feature_scale(fused, work), (0, TARGET.hidden_size), value=1.0)
     start_from_nothing(head)
     with torch.no_grad():
         # At first the head says what the target's high feature makes the target's own output head say.
@@ -817,7 +823,7 @@ def eagle3(steps: int = 700, work: WorkFolder = Path("build/train_tiny")) -> Non
         with torch.no_grad():
             states = fused(ids.flatten(), positions_of(ids), causal_attention(len(ids)))
             logits = fused.logits(states)
-        return eagle3_loss(head, ids, states, logits)
+        return eagle3_loss(head, ids, states * scale, logits)
 
     draft_stage("eagle3", head, loss_on, steps, work)
 
@@ -940,9 +946,9 @@ def publish(
     tokenizer = prepare(work)
     target_model, head = load_joint(work)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
-    save_checkpoint(target_model, out / "target", TARGET_ARCHITECTURE, ends)
-    save_checkpoint(head, out / "eagle", EAGLE_ARCHITECTURE, ends)
-    save_checkpoint(load_trained("standalone", STANDALONE, work), out / "standalone", TARGET_ARCHITECTURE, ends)
+    save_checkpoint(target_model, out / "target", ends)
+    save_checkpoint(head, out / "eagle", ends)
+    save_checkpoint(load_trained("standalone", STANDALONE, work), out / "standalone", ends)
     for folder in ("target", "standalone"):
         shutil.copyfile(work / "tokenizer.json", out / folder / "tokenizer.json")
     curves.mkdir(parents=True, exist_ok=True)

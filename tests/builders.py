@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,9 +17,12 @@ from tokenizers.models import BPE
 
 from refspec import Engine, Generation, SamplingParams, SpecConfig
 from refspec.contracts import ForwardBatch
-from refspec.models.checkpoint import EAGLE_ARCHITECTURE, TARGET_ARCHITECTURE, save_checkpoint
+from refspec.models.checkpoint import save_checkpoint
 from refspec.models.eagle import EagleHead
+from refspec.models.eagle3 import Eagle3Config, Eagle3Head
+from refspec.models.frozen_kv import FrozenKVAssistant
 from refspec.models.llama import LlamaConfig, LlamaForCausalLM
+from refspec.models.mtp import MTPLayers
 from refspec.models.scripted import ScriptedModel
 from refspec.trace import Round, TreeRequest
 
@@ -127,6 +131,34 @@ def random_head(target: LlamaForCausalLM, seed: int = 1, **changed: object) -> E
     return head.requires_grad_(False).eval()
 
 
+def random_eagle3(target: LlamaForCausalLM, ids: Sequence[int] = (2, 5, 6, 11), seed: int = 3) -> Eagle3Head:
+    """A head that can propose the target's ids `ids` only. Its target is to be served as FusedTarget(target)."""
+    torch.manual_seed(seed)
+    ours = target.config
+    layer = llama_config(vocab_size=ours.vocab_size, hidden_size=ours.hidden_size, num_hidden_layers=1)
+    head = Eagle3Head(Eagle3Config(layer, len(ids)), target).to(target.lm_head.weight.dtype)
+    head.d2t = torch.tensor(ids) - torch.arange(len(ids))
+    _shake_norms(head)
+    return head.requires_grad_(False).eval()
+
+
+def random_mtp(target: LlamaForCausalLM, count: int = 3, seed: int = 4) -> MTPLayers:
+    torch.manual_seed(seed)
+    ours = target.config
+    config = llama_config(vocab_size=ours.vocab_size, hidden_size=ours.hidden_size, num_hidden_layers=1)
+    layers = MTPLayers(config, target, count).to(target.lm_head.weight.dtype)
+    _shake_norms(layers)
+    return layers.requires_grad_(False).eval()
+
+
+def random_assistant(target: LlamaForCausalLM, layers: Sequence[int] = (0, 1), seed: int = 5) -> FrozenKVAssistant:
+    torch.manual_seed(seed)
+    config = replace(target.config, num_hidden_layers=len(layers))
+    assistant = FrozenKVAssistant(config, target, layers).to(target.lm_head.weight.dtype)
+    _shake_norms(assistant)
+    return assistant.requires_grad_(False).eval()
+
+
 def _shake_norms(model: torch.nn.Module) -> None:
     """Norm weights start as ones, and ones hide a weight that is not used."""
     with torch.no_grad():
@@ -206,14 +238,14 @@ def tokenizer_of(tokens: Sequence[bytes]) -> Tokenizer:
 
 def saved_target(folder: Path, model: LlamaForCausalLM, **extra: object) -> Path:
     """A model folder as it stands on disk, with a tokenizer where the vocabulary has one id for each byte."""
-    save_checkpoint(model, folder, TARGET_ARCHITECTURE, dict(extra), model.lm_head.weight.dtype)
+    save_checkpoint(model, folder, dict(extra), model.lm_head.weight.dtype)
     if model.config.vocab_size >= 256:
         byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
 
 def saved_head(folder: Path, head: EagleHead) -> Path:
-    save_checkpoint(head, folder, EAGLE_ARCHITECTURE, dtype=head.fc.weight.dtype)
+    save_checkpoint(head, folder, dtype=head.fc.weight.dtype)
     return folder
 
 

@@ -234,14 +234,14 @@ def _look_into(folder: Path) -> dict[str, Any]:
 
     from safetensors import SafetensorError, safe_open
 
-    from refspec.models.checkpoint import EAGLE_ARCHITECTURE, TARGET_ARCHITECTURE, load_tokenizer, read_config
+    from refspec.models.checkpoint import TARGET_ARCHITECTURE, architecture_of, load_tokenizer, read_config
 
     if not folder.is_dir():
         return {"error": f"no folder {folder}"}
-    is_head = "eagle" in folder.name
     try:
-        read_config(folder, EAGLE_ARCHITECTURE if is_head else TARGET_ARCHITECTURE)
-        if not is_head and load_tokenizer(folder) is None:
+        architecture = architecture_of(folder)
+        read_config(folder, architecture)
+        if architecture == TARGET_ARCHITECTURE and load_tokenizer(folder) is None:
             return {"error": f"no tokenizer.json in {folder}"}
         file = folder / "model.safetensors"
         with safe_open(file, framework="pt") as tensors:

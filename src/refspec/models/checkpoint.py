@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +22,41 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
+from refspec.config import require_int
 from refspec.models.eagle import EagleHead
+from refspec.models.eagle3 import Eagle3Config, Eagle3Head, check_d2t
+from refspec.models.frozen_kv import FrozenKVAssistant
 from refspec.models.llama import LlamaConfig, LlamaForCausalLM
+from refspec.models.mtp import MTPLayers
 
 TARGET_ARCHITECTURE = "LlamaForCausalLM"
 EAGLE_ARCHITECTURE = "LlamaForCausalLMEagle"
+EAGLE3_ARCHITECTURE = "LlamaForCausalLMEagle3"
+MTP_ARCHITECTURE = "LlamaForCausalLMNextN"
+FROZEN_KV_ARCHITECTURE = "LlamaAssistantForCausalLM"
+ARCHITECTURES: dict[str, type[nn.Module]] = {
+    TARGET_ARCHITECTURE: LlamaForCausalLM,
+    EAGLE_ARCHITECTURE: EagleHead,
+    EAGLE3_ARCHITECTURE: Eagle3Head,
+    MTP_ARCHITECTURE: MTPLayers,
+    FROZEN_KV_ARCHITECTURE: FrozenKVAssistant,
+}
 
 # The weights that come with the package, by the name that Engine(target=..., draft=...) takes.
 SHIPPED_FOLDER = Path(__file__).parent / "tiny"
-SHIPPED = {"tiny": "target", "tiny-eagle": "eagle", "tiny-standalone": "standalone"}
+SHIPPED = {
+    "tiny": "target",
+    "tiny-eagle": "eagle",
+    "tiny-eagle3": "eagle3",
+    "tiny-mtp": "mtp",
+    "tiny-frozen-kv": "frozen-kv",
+    "tiny-standalone": "standalone",
+}
 
-
-Model = TypeVar("Model", bound=LlamaForCausalLM | EagleHead)
+AnyModel = LlamaForCausalLM | EagleHead | Eagle3Head | MTPLayers | FrozenKVAssistant
+Model = TypeVar("Model", bound=AnyModel)
 
 
 class CheckpointError(ValueError):
@@ -62,7 +84,7 @@ def load_target(folder: Path, dtype: torch.dtype, device: torch.device) -> Llama
     weights = dict(read_tensors(folder))
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)  # some writers store the tied matrix twice
-    return _fill(model, weights, folder, "model.", dtype, device)
+    return _fill(model, config, weights, folder, dtype, device)
 
 
 def load_eagle(folder: Path, target: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> EagleHead:
@@ -76,7 +98,119 @@ def load_eagle(folder: Path, target: LlamaForCausalLM, dtype: torch.dtype, devic
     weights = dict(read_tensors(folder))
     # Published heads often carry a copy of the target's embedding; the target's own is used.
     weights.pop("embed_tokens.weight", None)
-    return _fill(model, weights, folder, "", dtype, device)
+    return _fill(model, config, weights, folder, dtype, device)
+
+
+def load_eagle3(folder: Path, target: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> Eagle3Head:
+    """An EAGLE-3 head over `target`, whose embedding it shares. Raises CheckpointError.
+
+    Of the published tables, d2t holds offsets (draft id to target id), and t2d says which of the target's ids are meant
+    at all; the second only repeats the first, and has to agree with it.
+    """
+    config = read_config(folder, EAGLE3_ARCHITECTURE)
+    raw = _read_json(folder / "config.json")
+    weights = {
+        # Some writers count the one layer.
+        name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name: tensor
+        for name, tensor in read_tensors(folder)
+    }
+    weights.pop("embed_tokens.weight", None)  # as in EAGLE's
+    try:
+        eagle3 = _eagle3_config(config, raw)
+        with torch.device("meta"):
+            model = Eagle3Head(eagle3, target)
+        d2t = _take_d2t(weights, eagle3)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    _fill(model, config, weights, folder, dtype, device)
+    model.d2t = d2t.to(device)
+    return model
+
+
+def load_mtp(folder: Path, target: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> MTPLayers:
+    """The MTP layers of a folder over `target`, whose embedding and lm_head they share. Raises CheckpointError.
+
+    Their number is num_nextn_predict_layers of config.json. Where that is absent, null or 0, there are none, and a
+    folder of MTP layers without any is refused.
+    """
+    config = read_config(folder, MTP_ARCHITECTURE)
+    count = _read_json(folder / "config.json").get("num_nextn_predict_layers") or 0
+    try:
+        require_int("num_nextn_predict_layers", count, at_least=0)
+        if not count:
+            raise ValueError("num_nextn_predict_layers is absent, null or 0: the folder holds no MTP layers")
+        with torch.device("meta"):
+            model = MTPLayers(config, target, count)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    weights = dict(read_tensors(folder))
+    for i in range(count):  # DeepSeek's come with copies of the target's own
+        for copy in ("embed_tokens", "shared_head.head"):
+            weights.pop(f"model.layers.{i}.{copy}.weight", None)
+    return _fill(model, config, weights, folder, dtype, device)
+
+
+def load_frozen_kv(
+    folder: Path, target: LlamaForCausalLM, dtype: torch.dtype, device: torch.device
+) -> FrozenKVAssistant:
+    """A frozen-KV assistant over `target`, whose embedding, lm_head and cache it shares. Raises CheckpointError."""
+    config = read_config(folder, FROZEN_KV_ARCHITECTURE)
+    layers = _read_json(folder / "config.json").get("target_layers")
+    try:
+        with torch.device("meta"):
+            model = FrozenKVAssistant(config, target, _layer_ids("target_layers", layers))
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    return _fill(model, config, dict(read_tensors(folder)), folder, dtype, device)
+
+
+def _eagle3_config(config: LlamaConfig, raw: dict[str, Any]) -> Eagle3Config:
+    """What an EAGLE-3 folder says beside the layer's sizes. Raises ValueError.
+
+    eagle_aux_hidden_state_layer_ids, where given, names the layers whose outputs are the features.
+    """
+    own = raw.get("eagle_config") or {}
+    for flag in ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "bias"):
+        if own.get(flag) or raw.get(flag):
+            raise ValueError(f"{flag} is set, which this model code does not compute")
+    if (theirs := raw.get("target_hidden_size")) not in (None, config.hidden_size):
+        raise ValueError(f"target_hidden_size is {theirs}, hidden_size {config.hidden_size}: they must be equal here")
+    size = raw.get("draft_vocab_size")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise ValueError(f"draft_vocab_size is {size!r}, it must be a whole number")
+    outputs = own.get("eagle_aux_hidden_state_layer_ids")
+    layers = None
+    if outputs is not None:
+        layers = tuple(layer + 1 for layer in _layer_ids("eagle_aux_hidden_state_layer_ids", outputs))
+    return Eagle3Config(config, config.vocab_size if size is None else size, layers)
+
+
+def _layer_ids(name: str, given: object) -> list[int]:
+    """Raises ValueError, naming the field, unless it is a list of whole numbers."""
+    if not isinstance(given, list) or any(isinstance(layer, bool) or not isinstance(layer, int) for layer in given):
+        raise ValueError(f"{name} is {given!r}, it must be a list of layers")
+    return given
+
+
+def _take_d2t(weights: dict[str, Tensor], config: Eagle3Config) -> Tensor:
+    """Take the tables out of `weights`: d2t, i64 (draft_vocab_size). Raises ValueError for one that makes no sense."""
+    size, d2t, t2d = config.draft_vocab_size, weights.pop("d2t", None), weights.pop("t2d", None)
+    if d2t is None:
+        if size != config.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size is {size}, vocab_size {config.vocab_size}, and there is no table d2t between them"
+            )
+        return torch.zeros(size, dtype=torch.int64)
+    if d2t.dtype not in (torch.int32, torch.int64) or d2t.shape != (size,):
+        raise ValueError(f"d2t is {d2t.dtype} {tuple(d2t.shape)}, it must be whole numbers, draft_vocab_size = {size}")
+    d2t = d2t.long()
+    check_d2t(d2t, config.vocab_size)
+    if t2d is not None:
+        meant = torch.zeros(config.vocab_size, dtype=torch.bool)
+        meant[d2t + torch.arange(size)] = True
+        if not torch.equal(t2d.bool(), meant):
+            raise ValueError("t2d names other ids than d2t leads to")
+    return d2t
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
@@ -88,6 +222,15 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
         raise CheckpointError(f"{file} is no tokenizer that can be read: {error}") from None
+
+
+def architecture_of(folder: Path) -> str:
+    """One of the architectures above. Raises CheckpointError for a folder of another one."""
+    found = str((_read_json(folder / "config.json").get("architectures") or ["(none given)"])[0])
+    if found not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise CheckpointError(f"{folder / 'config.json'}: architecture {found}, which is none of: {known}")
+    return found
 
 
 def read_config(folder: Path, architecture: str) -> LlamaConfig:
@@ -161,9 +304,8 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def save_checkpoint(
-    model: LlamaForCausalLM | EagleHead,
+    model: AnyModel,
     folder: Path,
-    architecture: str,
     extra: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float16,
 ) -> None:
@@ -171,14 +313,13 @@ def save_checkpoint(
 
     extra: further fields for config.json (bos_token_id, eos_token_id, ...).
     """
-    config = model.config
-    prefix = "model." if architecture == TARGET_ARCHITECTURE else ""
+    config = model.config.layer if isinstance(model, Eagle3Head) else model.config
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        for part in _file_parts(name, len(parameter), prefix, config):
+        for part in _file_parts(model, name, len(parameter), config):
             tensors[part.name] = part.to_file(parameter.detach()).to("cpu", dtype).contiguous()
     raw = {
-        "architectures": [architecture],
+        "architectures": [name for name, kind in ARCHITECTURES.items() if isinstance(model, kind)],
         "model_type": "llama",
         "hidden_act": "silu",
         "vocab_size": config.vocab_size,
@@ -193,10 +334,21 @@ def save_checkpoint(
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tie_word_embeddings,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        **(extra or {}),
     }
+    if isinstance(model, Eagle3Head):
+        raw["draft_vocab_size"] = model.config.draft_vocab_size
+        if model.config.feature_layers is not None:
+            outputs = [layer - 1 for layer in model.config.feature_layers]
+            raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs}
+        tensors["d2t"] = model.d2t.cpu()
+        tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        tensors["t2d"][model.draft_to_target.cpu()] = True
+    if isinstance(model, MTPLayers):
+        raw["num_nextn_predict_layers"] = len(model)
+    if isinstance(model, FrozenKVAssistant):
+        raw["target_layers"] = list(model.target_layers)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**raw, **(extra or {})}, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -221,9 +373,19 @@ class _FilePart:
         return rows.unflatten(0, (-1, self.rotary_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _file_parts(name: str, rows: int, prefix: str, config: LlamaConfig) -> list[_FilePart]:
+def _file_name(model: AnyModel, name: str) -> str:
+    """What the model's parameter `name` is called in the file, but for those that are kept there in parts."""
+    if isinstance(model, LlamaForCausalLM):
+        return name if name.startswith("lm_head") else f"model.{name}"
+    if isinstance(model, MTPLayers):  # as in DeepSeek's: layers.0.norm is layers.0.shared_head.norm there
+        name = name.replace(".decoder.", ".")
+        return "model." + re.sub(r"^(layers\.\d+)\.norm\.", r"\1.shared_head.norm.", name)
+    return name
+
+
+def _file_parts(model: AnyModel, name: str, rows: int, config: LlamaConfig) -> list[_FilePart]:
     """Which tensors of the file make up the `rows` rows of the model's parameter `name`, in order."""
-    full = name if name.startswith("lm_head") else prefix + name
+    full = _file_name(model, name)
     if "qkv_proj" in name:
         q_rows = config.num_attention_heads * config.head_dim
         kv_rows = config.num_key_value_heads * config.head_dim
@@ -232,6 +394,8 @@ def _file_parts(name: str, rows: int, prefix: str, config: LlamaConfig) -> list[
             _FilePart(full.replace("qkv_proj", "k_proj"), q_rows, q_rows + kv_rows, config.head_dim),
             _FilePart(full.replace("qkv_proj", "v_proj"), q_rows + kv_rows, q_rows + 2 * kv_rows),
         ]
+    if "q_proj" in name:
+        return [_FilePart(full, 0, rows, config.head_dim)]
     if "gate_up_proj" in name:
         return [
             _FilePart(full.replace("gate_up_proj", "gate_proj"), 0, rows // 2),
@@ -241,13 +405,18 @@ def _file_parts(name: str, rows: int, prefix: str, config: LlamaConfig) -> list[
 
 
 def _fill(
-    model: Model, weights: dict[str, Tensor], folder: Path, prefix: str, dtype: torch.dtype, device: torch.device
+    model: Model,
+    config: LlamaConfig,
+    weights: dict[str, Tensor],
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Model:
     """Give every parameter of `model` (on the meta device) its values; use up every tensor of `weights`."""
     state = {}
     for name, parameter in model.named_parameters():
         values = []
-        for part in _file_parts(name, len(parameter), prefix, model.config):
+        for part in _file_parts(model, name, len(parameter), config):
             if part.name not in weights:
                 raise CheckpointError(f"{folder}: the tensor {part.name} is missing")
             tensor = weights.pop(part.name)

@@ -68,12 +68,12 @@ class FrozenKVAssistant(nn.Module):
         self.norm = RMSNorm(size, eps)
         # Kept out of the module tree: shared with the target, neither saved nor trained with the assistant.
         self.shared = (target.embed_tokens, target.lm_head)
-        self._target_layout = target.config.kv_layout
+        self._target_config = target.config
 
     @property
     def kv_layout(self) -> KVLayout:
         """The target's: it is the target's pool that the assistant is served over."""
-        return self._target_layout(self.pre_projection.weight.dtype)
+        return self._target_config.kv_layout(self.pre_projection.weight.dtype)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: ReadOnlyAttention, hidden_states: Tensor) -> Tensor:
         """input_ids, positions i64 (n); hidden_states (n, hidden_size). Returns hidden states (n, hidden_size), normed.

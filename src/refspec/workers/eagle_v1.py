@@ -119,6 +119,8 @@ class EagleWorkerV1(SpecWorker):
         self, target: ModelRunner, draft: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig
     ) -> None:
         super().__init__(target, allocator, stats, config)
+        if config.topk > draft.choices:
+            raise ValueError(f"topk is {config.topk}, but the draft can propose only {draft.choices} ids")
         self.draft_runner = draft
 
     reads_ahead = True
