@@ -126,22 +126,31 @@ def decoder_layer(
 ) -> Tensor:
     """One layer over a whole text: every row attends the rows up to its own."""
 
-    def weight(name: str) -> Tensor:
-        return weights[f"{layer}.{name}.weight"].double()
+    w, eps = {name: tensor.double() for name, tensor in weights.items()}, raw["rms_norm_eps"]
+    y = rms_norm(x, w[f"{layer}.input_layernorm.weight"], eps) if input_norm else x
+    x = x + self_attention(y, w, layer, raw, positions)
+    return x + swiglu(rms_norm(x, w[f"{layer}.post_attention_layernorm.weight"], eps), w, layer)
 
-    def heads(t: Tensor, count: int) -> Tensor:
-        return t.unflatten(-1, (count, -1))
 
-    eps, theta = raw["rms_norm_eps"], raw["rope_theta"]
-    y = rms_norm(x, weight("input_layernorm"), eps) if input_norm else x
-    q = rotate_half(heads(y @ weight("self_attn.q_proj").T, raw["num_attention_heads"]), positions, theta)
-    k = rotate_half(heads(y @ weight("self_attn.k_proj").T, raw["num_key_value_heads"]), positions, theta)
-    v = heads(y @ weight("self_attn.v_proj").T, raw["num_key_value_heads"])
-    causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-    x = x + softmax_attention(q, k, v, causal).flatten(1) @ weight("self_attn.o_proj").T
-    y = rms_norm(x, weight("post_attention_layernorm"), eps)
-    gate, up = y @ weight("mlp.gate_proj").T, y @ weight("mlp.up_proj").T
-    return x + (gate / (1 + (-gate).exp()) * up) @ weight("mlp.down_proj").T
+def self_attention(
+    y: Tensor, w: Mapping[str, Tensor], layer: str, raw: Mapping[str, Any], positions: Tensor | None = None
+) -> Tensor:
+    """Every row attends the rows up to its own; positions 0, 1, 2, ... unless given."""
+    positions = torch.arange(len(y)) if positions is None else positions
+
+    def heads(name: str, count: int) -> Tensor:
+        return (y @ w[f"{layer}.self_attn.{name}_proj.weight"].T).unflatten(-1, (count, -1))
+
+    theta, kv_heads = raw["rope_theta"], raw["num_key_value_heads"]
+    q = rotate_half(heads("q", raw["num_attention_heads"]), positions, theta)
+    k = rotate_half(heads("k", kv_heads), positions, theta)
+    causal = torch.ones(len(y), len(y), dtype=torch.bool).tril()
+    return softmax_attention(q, k, heads("v", kv_heads), causal).flatten(1) @ w[f"{layer}.self_attn.o_proj.weight"].T
+
+
+def swiglu(y: Tensor, w: Mapping[str, Tensor], layer: str) -> Tensor:
+    gate, up = y @ w[f"{layer}.mlp.gate_proj.weight"].T, y @ w[f"{layer}.mlp.up_proj.weight"].T
+    return (gate / (1 + (-gate).exp()) * up) @ w[f"{layer}.mlp.down_proj.weight"].T
 
 
 def llama(weights: Mapping[str, Tensor], raw: Mapping[str, Any], ids: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -167,3 +176,36 @@ def eagle_head(
     for layer in range(raw["num_hidden_layers"]):
         x = decoder_layer(x, weights, f"layers.{layer}", raw, torch.arange(len(ids)), input_norm=layer > 0)
     return x, x @ target["lm_head.weight"].double().T
+
+
+def eagle3_head(
+    weights: Mapping[str, Tensor], raw: Mapping[str, Any], embeds: Tensor, hidden_states: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Hidden states before the last norm, and logits, for rows of embeddings, each beside what it is fed."""
+    w, eps, size = {name: tensor.double() for name, tensor in weights.items()}, raw["rms_norm_eps"], embeds.shape[1]
+    g = hidden_states.double()
+    if g.shape[1] > size:
+        low, mid, high, _ = g.chunk(4, dim=1)
+        g = torch.cat([low, mid, high], dim=1) @ w["fc.weight"].T
+    e = rms_norm(embeds.double(), w["midlayer.input_layernorm.weight"], eps)
+    both = torch.cat([e, rms_norm(g, w["midlayer.hidden_norm.weight"], eps)], dim=1)
+    x = g + self_attention(both, w, "midlayer", raw)
+    y = rms_norm(x, w["midlayer.post_attention_layernorm.weight"], eps)
+    x = x + swiglu(y, w, "midlayer")
+    return x, rms_norm(x, w["norm.weight"], eps) @ w["lm_head.weight"].T
+
+
+def mtp_layer(
+    weights: Mapping[str, Tensor], raw: Mapping[str, Any], i: int, embeds: Tensor, hidden_states: Tensor
+) -> Tensor:
+    """Normed hidden states of MTP layer i, for rows of embeddings, each beside what it is fed."""
+    w, eps, layer = (
+        {name: tensor.double() for name, tensor in weights.items()},
+        raw["rms_norm_eps"],
+        f"model.layers.{i}",
+    )
+    e = rms_norm(embeds.double(), w[f"{layer}.enorm.weight"], eps)
+    h = rms_norm(hidden_states.double(), w[f"{layer}.hnorm.weight"], eps)
+    x = torch.cat([e, h], dim=1) @ w[f"{layer}.eh_proj.weight"].T
+    x = decoder_layer(x, weights, layer, raw, torch.arange(len(x)), input_norm=True)
+    return rms_norm(x, w[f"{layer}.shared_head.norm.weight"], eps)
