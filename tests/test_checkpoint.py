@@ -9,17 +9,31 @@ from typing import Any
 
 import pytest
 import torch
-from builders import llama_config, random_head, random_llama, saved_head, saved_target
+from builders import (
+    llama_config,
+    random_assistant,
+    random_eagle3,
+    random_head,
+    random_llama,
+    random_mtp,
+    saved_head,
+    saved_target,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from refspec.models.checkpoint import (
     SHIPPED,
     CheckpointError,
+    architecture_of,
     find_checkpoint,
     load_eagle,
+    load_eagle3,
+    load_frozen_kv,
+    load_mtp,
     load_target,
     load_tokenizer,
+    save_checkpoint,
 )
 from refspec.models.llama import LlamaForCausalLM
 
@@ -334,6 +348,189 @@ def test_FIN_12_ends_of_text_come_from_both_files(
 def test_damaged_generation_config(folder: Path, content: str) -> None:
     (folder / "generation_config.json").write_text(content)
     assert "generation_config.json" in refusal(folder)
+
+
+# --- the other drafts ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return random_llama(dtype=F32)
+
+
+def saved(folder: Path, draft: nn.Module) -> Path:
+    save_checkpoint(draft, folder, dtype=F32)  # type: ignore[arg-type]
+    return folder
+
+
+def eagle3_refusal(folder: Path, target: LlamaForCausalLM) -> str:
+    with pytest.raises(CheckpointError) as error:
+        load_eagle3(folder, target, F32, CPU)
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_drafts_come_back_as_they_were(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    eagle3, mtp, assistant = random_eagle3(target), random_mtp(target), random_assistant(target, (1, 0, 1))
+    head = load_eagle3(saved(tmp_path / "eagle3", eagle3), target, F32, CPU)
+    layers = load_mtp(saved(tmp_path / "mtp", mtp), target, F32, CPU)
+    other = load_frozen_kv(saved(tmp_path / "frozen", assistant), target, F32, CPU)
+    for loaded, draft in ((head, eagle3), (layers, mtp), (other, assistant)):
+        assert_same_parameters(loaded, draft)
+        assert loaded.config == draft.config
+        assert not any(p.requires_grad or p.is_meta for p in loaded.parameters())
+    assert torch.equal(head.d2t, eagle3.d2t)
+    assert other.target_layers == (1, 0, 1)
+    assert [architecture_of(tmp_path / name) for name in ("eagle3", "mtp", "frozen")] == [
+        "LlamaForCausalLMEagle3",
+        "LlamaForCausalLMNextN",
+        "LlamaAssistantForCausalLM",
+    ]
+
+
+def test_eagle3_file_has_the_published_names(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    folder = saved(tmp_path, random_eagle3(target))
+    tensors = load_file(folder / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "fc.weight": (24, 72),
+        "midlayer.input_layernorm.weight": (24,),
+        "midlayer.hidden_norm.weight": (24,),
+        "midlayer.self_attn.q_proj.weight": (24, 48),
+        "midlayer.self_attn.k_proj.weight": (12, 48),
+        "midlayer.self_attn.v_proj.weight": (12, 48),
+        "midlayer.self_attn.o_proj.weight": (24, 24),
+        "midlayer.post_attention_layernorm.weight": (24,),
+        "midlayer.mlp.gate_proj.weight": (20, 24),
+        "midlayer.mlp.up_proj.weight": (20, 24),
+        "midlayer.mlp.down_proj.weight": (24, 20),
+        "norm.weight": (24,),
+        "lm_head.weight": (4, 24),
+        "d2t": (4,),
+        "t2d": (23,),
+    }
+    assert tensors["d2t"].tolist() == [2, 4, 4, 8]
+    assert tensors["t2d"].nonzero().flatten().tolist() == [2, 5, 6, 11]
+
+
+def test_what_published_eagle3_files_differ_in(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    """A counted layer, a copy of the embedding, no t2d, the features' layers as SGLang counts them."""
+    head = random_eagle3(target)
+    folder = saved(tmp_path, head)
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("midlayer", "layers.0"): tensor for name, tensor in tensors.items() if name != "t2d"}
+    save_file({**renamed, "embed_tokens.weight": torch.zeros(23, 24)}, folder / "model.safetensors")
+    change_config(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 1]})
+    loaded = load_eagle3(folder, target, F32, CPU)
+    assert_same_parameters(loaded, head)
+    assert loaded.config.feature_layers == (1, 2, 2)
+    assert load_eagle3(saved(tmp_path / "again", loaded), target, F32, CPU).config == loaded.config
+
+
+def test_TREE_08_a_head_without_a_table_has_the_targets_vocabulary(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    """All zeros and no table are the same, if sizes are equal; if they are not, there has to be a table."""
+    folder = saved(tmp_path, random_eagle3(target, ids=range(23)))
+    for change in (lambda t: t["d2t"].zero_(), lambda t: [t.pop("d2t"), t.pop("t2d")]):
+        change_tensors(folder, change)
+        assert load_eagle3(folder, target, F32, CPU).draft_to_target.tolist() == list(range(23))
+    change_config(folder, draft_vocab_size=22)
+    assert "draft_vocab_size is 22, vocab_size 23, and there is no table d2t" in eagle3_refusal(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("size", "d2t", "complaint"),
+    [
+        (0, None, "draft_vocab_size is 0"),
+        (-1, None, "draft_vocab_size is -1"),
+        (24, None, "draft_vocab_size is 24"),
+        (4.5, None, "draft_vocab_size is 4.5"),
+        (True, None, "draft_vocab_size is True"),
+        (4, [2, 4, 4, 20], "d2t[3] is 20, which makes draft id 3 the target's id 23"),
+        (4, [-1, 4, 4, 8], "d2t[0] is -1, which makes draft id 0 the target's id -1"),
+        (4, [2, 4, 3, 8], "d2t leads twice to the target's id 5"),
+        (4, [2, 4, 4], "draft_vocab_size = 4"),
+        (4, [2.0, 4, 4, 8], "torch.float32"),
+        (4, [2, 4, 4, 9], "t2d names other ids"),
+    ],
+    ids=str,
+)
+def test_TREE_10_vocabularies_that_make_no_sense(
+    target: LlamaForCausalLM, size: float, d2t: list[float] | None, complaint: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path, random_eagle3(target))
+    change_config(folder, draft_vocab_size=size)
+    if d2t is not None:
+        change_tensors(folder, lambda t: t.update({"d2t": torch.tensor(d2t)}))
+    assert complaint in eagle3_refusal(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is set"),
+        ({"norm_output": True}, "norm_output is set"),
+        ({"target_hidden_size": 48}, "target_hidden_size is 48, hidden_size 24"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2: an EAGLE-3 head has one layer"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}, "eagle_aux_hidden_state_layer_ids is 3"),
+    ],
+    ids=str,
+)
+def test_eagle3_configs_that_this_code_does_not_compute(
+    target: LlamaForCausalLM, fields: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path, random_eagle3(target))
+    change_config(folder, **fields)
+    assert complaint in eagle3_refusal(folder, target)
+
+
+def test_SEQ_18_zero_layers_are_none(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Absent, null and 0 are refused alike; 1 makes one layer."""
+    folder = saved(tmp_path, random_mtp(target, count=1))
+    assert len(load_mtp(folder, target, F32, CPU)) == 1
+    file = folder / "config.json"
+    raw, messages = json.loads(file.read_text()), set()
+    for given in ({}, {"num_nextn_predict_layers": None}, {"num_nextn_predict_layers": 0}):
+        raw.pop("num_nextn_predict_layers", None)
+        file.write_text(json.dumps({**raw, **given}))
+        with pytest.raises(CheckpointError, match="num_nextn_predict_layers is absent, null or 0") as error:
+            load_mtp(folder, target, F32, CPU)
+        messages.add(str(error.value))
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "two", True])
+def test_numbers_of_mtp_layers_that_are_none(target: LlamaForCausalLM, count: object, tmp_path: Path) -> None:
+    folder = saved(tmp_path, random_mtp(target, count=1))
+    change_config(folder, num_nextn_predict_layers=count)
+    with pytest.raises(CheckpointError, match=r"config\.json: num_nextn_predict_layers must be"):
+        load_mtp(folder, target, F32, CPU)
+
+
+def test_mtp_file_has_deepseeks_names(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Copies of embedding and head, which DeepSeek's layers come with, are passed over."""
+    folder = saved(tmp_path, random_mtp(target, count=2))
+    names = set(load_file(folder / "model.safetensors"))
+    one = {name.removeprefix("model.layers.1.") for name in names if name.startswith("model.layers.1.")}
+    assert {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"} < one
+    assert {"input_layernorm.weight", "self_attn.q_proj.weight", "mlp.down_proj.weight"} < one
+    assert len(names) == 2 * len(one)
+    copies = {f"model.layers.0.{name}.weight": torch.zeros(23, 24) for name in ("embed_tokens", "shared_head.head")}
+    change_tensors(folder, lambda t: t.update(copies))
+    assert load_mtp(folder, target, F32, CPU)[0].shared[0] is target.embed_tokens
+
+
+@pytest.mark.parametrize("layers", [None, 3, [0, 2], [0], ["0", "1"]])
+def test_layers_of_a_frozen_kv_folder(target: LlamaForCausalLM, layers: object, tmp_path: Path) -> None:
+    folder = saved(tmp_path, random_assistant(target))
+    change_config(folder, target_layers=layers)
+    with pytest.raises(CheckpointError, match=r"target_layers is .*, it must"):
+        load_frozen_kv(folder, target, F32, CPU)
+
+
+def test_architecture_that_is_none_of_ours(folder: Path) -> None:
+    change_config(folder, architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(CheckpointError, match="architecture Qwen3ForCausalLM, which is none of: LlamaForCausalLM, "):
+        architecture_of(folder)
 
 
 # --- tokenizer ----------------------------------------------------------------------------------------------------

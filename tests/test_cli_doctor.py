@@ -118,7 +118,7 @@ def test_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_target(tmp_path / "target", target)
     saved_head(tmp_path / "eagle", random_head(target))
 
-    tiny, eagle, standalone = doctor._check_weights(doctor._probe_weights())
+    tiny, eagle, standalone, *_ = doctor._check_weights(doctor._probe_weights())
     assert (tiny.name, tiny.ok, eagle.ok) == ("weights tiny", True, True)
     assert f"{sum(p.numel() for p in target.parameters()) / 1e6:.2f}M parameters" in tiny.found
     assert not standalone.ok
@@ -127,7 +127,7 @@ def test_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "target" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     (tmp_path / "eagle" / "config.json").write_text("{}")
-    tiny, eagle, _ = doctor._check_weights(doctor._probe_weights())
+    tiny, eagle, *_ = doctor._check_weights(doctor._probe_weights())
     assert not tiny.ok
     assert not eagle.ok
     assert "config.json" in eagle.found

@@ -90,7 +90,7 @@ def _check_weights(answer: dict[str, Any]) -> list[Check]:
     checks = []
     for name, found in answer.items():
         required = name in REQUIRED_WEIGHTS
-        needed_for = "generating without --target and --draft" if required else "the standalone drafter"
+        needed_for = "generating without --target and --draft" if required else f"drafting by {name}"
         check = partial(Check, f"weights {name}", needed_for, required=required)
         if "error" in found:
             remedy = "reinstall refspec, or train them: python scripts/train_tiny.py"

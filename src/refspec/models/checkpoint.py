@@ -49,10 +49,10 @@ SHIPPED_FOLDER = Path(__file__).parent / "tiny"
 SHIPPED = {
     "tiny": "target",
     "tiny-eagle": "eagle",
+    "tiny-standalone": "standalone",
     "tiny-eagle3": "eagle3",
     "tiny-mtp": "mtp",
     "tiny-frozen-kv": "frozen-kv",
-    "tiny-standalone": "standalone",
 }
 
 AnyModel = LlamaForCausalLM | EagleHead | Eagle3Head | MTPLayers | FrozenKVAssistant
