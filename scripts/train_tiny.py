@@ -57,8 +57,8 @@ EAGLE = LlamaConfig(
     vocab_size=VOCAB_SIZE, hidden_size=192, intermediate_size=512, num_hidden_layers=1, num_attention_heads=6,
     num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, eos_token_ids=(0,),
 )  # fmt: skip
-# Keys and values of its own for each head: an EAGLE-3 head knows its token by attention alone.
-EAGLE3 = replace(EAGLE, num_key_value_heads=6)
+# An EAGLE-3 head knows its token by attention alone, so it gets six more heads than EAGLE's, each with keys and values.
+EAGLE3 = replace(EAGLE, num_attention_heads=12, num_key_value_heads=12)
 FEATURE_LAYERS = (2, 6, 12)  # the high feature is what the last layer leaves
 DRAFT_VOCAB_SIZE = 640  # with which 99.3 % of the tokens that the target writes can be said
 MTP_LAYERS = 3
@@ -449,7 +449,7 @@ def eagle_loss(
 
 
 def eagle3_loss(
-    head: Eagle3Head, ids: Tensor, states: Tensor, logits: Tensor, unroll: int = 5
+    head: Eagle3Head, ids: Tensor, states: Tensor, logits: Tensor, unroll: int = 4
 ) -> tuple[Tensor, list[float]]:
     """Cross-entropy to the target's distribution over the head's vocabulary, where its best token is one of these.
 
@@ -766,7 +766,7 @@ def draft_stage(
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             return mean_agreement([loss_on(batch_at(unseen, i, SEED + 1, 256, 8)) for i in range(2)])
 
-    train(name, draft, loss_at, held_out, steps, work, 50, optimisers_for(draft, lr_scale))
+    train(name, draft, loss_at, held_out, steps, work, 25, optimisers_for(draft, lr_scale))
 
 
 def start_from_nothing(draft: nn.Module) -> None:
@@ -803,21 +803,58 @@ def feature_scale(fused: FusedTarget, work: Path) -> Tensor:
     return features.square().mean(dim=(0, 2)).rsqrt().repeat_interleave(features.shape[2])
 
 
+@torch.no_grad()
+def rebuild_eagle(head: Eagle3Head, fused: FusedTarget, scale: Tensor, work: Path) -> None:
+    """Begin with what the EAGLE head knows, as far as EAGLE-3's form can say it: about two thirds of its guesses.
+
+    EAGLE: x = A e + B h; y = x + attention(x). EAGLE-3: y = r + attention(e, r), normed, where r is the residual, made
+    of features or fed back. So fc makes the high feature the final hidden state h, as well as one product can; six
+    heads attend their own row, and bring A e + (B - 1) h from there; the other six are EAGLE's. A head attends its own
+    row if queries and keys are the same for all tokens, but for their rotation: w makes about 1 of every token.
+    """
+    eagle, size = (
+        load_eagle(SHIPPED_FOLDER / "eagle", fused.target, torch.float32, torch.device("cpu")),
+        TARGET.hidden_size,
+    )
+    ids = batch_at(np.load(work / "train.npy"), 0, SEED, 256, 8)
+    states = (fused(ids.flatten(), positions_of(ids), causal_attention(8)) * scale).unflatten(0, (8, -1))
+    high, final = states[..., 2 * size :].split(size, dim=-1)
+    embeds = fused.target.embed_tokens(ids[:, 1:])
+    head.fc.weight.zero_()
+    head.fc.weight[:, 2 * size :] = torch.linalg.lstsq(high.flatten(0, 1), final.flatten(0, 1)).solution.T
+
+    layer, theirs = head.midlayer, eagle.layers[0]
+    fed = []
+    for norm, inside in ((layer.input_layernorm, embeds), (layer.hidden_norm, final[:, :-1])):
+        nn.init.constant_(norm.weight, inside.square().mean().sqrt().item())
+        fed.append(norm(inside).flatten(0, 1))
+    both = torch.cat(fed, dim=1)
+    little = 1e-3 * len(both) * both.square().mean(dim=0).diag()
+    w = torch.linalg.solve(both.T @ both + little, both.sum(dim=0))
+    turning = torch.zeros(EAGLE3.head_dim)
+    turning[:8:2] = (8 * EAGLE3.head_dim**0.5) ** 0.5  # in the four fastest pairs, so that the own row stands out
+    own_row = torch.outer(turning, w).repeat(6, 1)
+    mixed = eagle.fc.weight.clone()  # [A | B]
+    q, k, v = (theirs.self_attn.qkv_proj.weight @ mixed).split([192, 64, 64])
+    k, v = (x.unflatten(0, (2, -1)).repeat_interleave(3, dim=0).flatten(0, 1) for x in (k, v))
+    mixed[:, size:] -= torch.eye(size)
+    layer.self_attn.qkv_proj.weight.copy_(torch.cat([own_row, q, own_row, k, mixed, v]))
+    layer.self_attn.o_proj.weight.copy_(torch.cat([torch.eye(size), theirs.self_attn.o_proj.weight], dim=1))
+    layer.post_attention_layernorm.load_state_dict(theirs.post_attention_layernorm.state_dict())
+    layer.mlp.load_state_dict(theirs.mlp.state_dict())
+    head.lm_head.weight.copy_(fused.target.lm_head.weight[head.draft_to_target])
+    nn.init.constant_(head.norm.weight, final.square().mean().sqrt().item())
+
+
 @app.command()
-def eagle3(steps: int = 700, work: WorkFolder = Path("build/train_tiny")) -> None:
-    """The EAGLE-3 head."""
+def eagle3(steps: int = 300, work: WorkFolder = Path("build/train_tiny")) -> None:
+    """The EAGLE-3 head, which begins as the EAGLE head in another form."""
     torch.manual_seed(SEED)
     model = shipped_target()
     fused, head = FusedTarget(model, FEATURE_LAYERS), new_eagle3(model)
     scale = F.pad(feature_scale(fused, work), (0, TARGET.hidden_size), value=1.0)
-    start_from_nothing(head)
-    with torch.no_grad():
-        # At first the head says what the target's high feature makes the target's own output head say.
-        ids = frequent_ids(work, DRAFT_VOCAB_SIZE)
-        head.d2t.copy_(ids - torch.arange(DRAFT_VOCAB_SIZE))
-        head.lm_head.weight.copy_(model.lm_head.weight[ids])
-        head.norm.weight.copy_(model.norm.weight)
-        head.fc.weight.copy_(torch.cat([torch.zeros(192, 2 * 192), torch.eye(192)], dim=1))
+    head.d2t.copy_(frequent_ids(work, DRAFT_VOCAB_SIZE) - torch.arange(DRAFT_VOCAB_SIZE))
+    rebuild_eagle(head, fused, scale, work)
 
     def loss_on(ids: Tensor) -> tuple[Tensor, list[float]]:
         with torch.no_grad():
@@ -825,7 +862,7 @@ def eagle3(steps: int = 700, work: WorkFolder = Path("build/train_tiny")) -> Non
             logits = fused.logits(states)
         return eagle3_loss(head, ids, states * scale, logits)
 
-    draft_stage("eagle3", head, loss_on, steps, work)
+    draft_stage("eagle3", head, loss_on, steps, work, lr_scale=0.5)
 
 
 @torch.no_grad()
