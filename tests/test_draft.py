@@ -122,6 +122,7 @@ class StubRunner:
     levels: list[list[Children]]  # [step][row of the whole batch]
     vocab_size: int = 100
     fail_at: int = -1
+    draft_to_target: None = None
     calls: list[ForwardBatch] = field(default_factory=list)
 
     def forward(self, batch: ForwardBatch, phase: str) -> ForwardOutput:

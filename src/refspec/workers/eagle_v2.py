@@ -217,7 +217,7 @@ class EagleWorkerV2(EagleWorkerV1):
         out = self.draft_runner.forward(rows, "extend", last_rows)
         batch.seq_lens = batch.seq_lens + accept_lens
         batch.bonus_tokens = next_tokens[last_rows]
-        topk_p, topk_index, law = propose(batch, out.logits, 0, self.config)
+        topk_p, topk_index, law = propose(batch, out.logits, 0, self.config, self.draft_runner)
         batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law)
         # endregion extend_all_rows
 
