@@ -218,7 +218,8 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "as_json": ["--json"],
     }
     options = {option.name for option in typer.main.get_command(app).commands["generate"].params}  # type: ignore[attr-defined]
-    elsewhere = {"watch", "json_schema"}  # tested below
+    ngram = {name: value for name, value in asdict(SpecConfig()).items() if name.startswith("ngram_")}
+    elsewhere = {"watch", "json_schema", *ngram}  # tested below
     assert options - {"help"} == {*given, *elsewhere}, "an option that this test does not know"
 
     words = [word for values in given.values() for word in values]
@@ -233,6 +234,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "threshold_single": 0.9,
         "threshold_acc": 0.8,
         "exact_penalties": False,
+        **ngram,
         "max_new_tokens": 11,
         "ignore_eos": True,
         "stop_token_ids": [254, 255],
@@ -332,6 +334,26 @@ def test_every_option_arrives_of_pool_and_scheduler(models: list[str], monkeypat
     for text, generation in zip(alike, printed["generations"], strict=True):
         alone = run("generate", text, *models, "--max-new-tokens", "30", "--ignore-eos", "--json").json()
         assert generation["token_ids"] == alone["generations"][0]["token_ids"]
+
+
+def test_NGR_04_every_option_arrives_of_ngram(models: list[str], tmp_path: Path) -> None:
+    """Unusual values of all of them, in the configuration, and in what the run did."""
+    options = "--algorithm ngram --draft-tokens 6 --ngram-max-trie-depth 5 --ngram-max-bfs-breadth 1 "
+    options += f"--ngram-match-type PROB --ngram-capacity 333 --page-size 2 --trace {tmp_path / 't.json'}"
+    printed = run(
+        "generate", "abcabcabc", *models[:2], *options.split(), "--max-new-tokens", "90", "--ignore-eos", "--json"
+    ).json()
+    config, stats = printed["config"], printed["stats"]
+    assert (config["algorithm"], config["num_draft_tokens"], config["draft"]) == ("ngram", 6, None)
+    assert (config["ngram_max_trie_depth"], config["ngram_max_bfs_breadth"]) == (5, 1)
+    assert (config["ngram_match_type"], config["ngram_capacity"]) == ("PROB", 333)
+    assert stats["target_forwards"] > 0
+    assert stats["draft_forwards"] == stats["extend_forwards"] == 0
+    trees = [tree for round_ in Trace.load(tmp_path / "t.json").rounds for tree in round_.requests]
+    assert {len(tree.verify_slots) for tree in trees} == {6}
+    assert any(tree.candidates for tree in trees)
+    refused = run("generate", "x", *models, "--ngram-capacity", "333")
+    assert refused.err == "refspec: --ngram-capacity is 333, but the algorithm is eagle: it is for ngram\n"
 
 
 def test_names_of_retraction_policies_are_the_engines() -> None:
@@ -596,7 +618,7 @@ def test_a_prompt_file_is_one_prompt(content: bytes, prompt: str, models: list[s
         ("generate x --steps nine", 2, "--steps"),
         ("generate x --max-new-tokens 0", 2, "--max-new-tokens must be at least 1"),
         ("generate x --stop-token-id -1", 2, "--stop-token-id must be at least 0"),
-        ("generate x --algorithm medusa", 2, "'medusa' is not one of: eagle, none"),
+        ("generate x --algorithm medusa", 2, "'medusa' is not one of: eagle, "),
         ("generate x --dtype int8", 2, "'int8' is not one of: float32, float64, bfloat16, float16"),
         ("generate x --no-such-option", 2, "--no-such-option"),
         ("generate x --watch --json", 2, "leave one of them out"),

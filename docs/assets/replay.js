@@ -3,7 +3,7 @@
  * Where it comes from. A page holds
  *
  *     <div class="refspec-replay" data-round="2" data-request="0">
- *       <script type="application/json">a whole trace (refspec.trace.Trace, schema_version 1)</script>
+ *       <script type="application/json">a whole trace (refspec.trace.Trace, schema_version 2)</script>
  *     </div>
  *
  * and every such element becomes a replay of the run in it. data-round is the round to show first, data-request the
@@ -53,20 +53,24 @@
   // --- steps -------------------------------------------------------------------------------------------------------
 
   /** What follows from a round's data: the levels of the pool, which candidates became branches, rows, the bonus.
-   * Levels and draft forwards count from 0, as in the code; what hangs under the root is level 0, at depth 1. */
+   * Levels and draft forwards count from 0, as in the code; what hangs under the root is level 0, at depth 1.
+   * Guesses that were looked up have no draft slots. */
   function factsOf(tree) {
+    const depths = tree.positions.map((position) => position - tree.positions[0]);
+    const looksUp = tree.draft_slots.length === 0;
     const levels = tree.candidates.map(() => 0);
     tree.candidates.forEach(({ parent }, i) => {
       if (parent >= 0) levels[i] = levels[parent] + 1;
     });
     return {
+      looksUp,
       topk: tree.draft_slots.length,
-      numSteps: tree.draft_slots[0].length,
+      numSteps: looksUp ? Math.max(...depths) : tree.draft_slots[0].length,
       levels,
       // A candidate that has children was one of its level's k branches. The last level has none.
       branches: new Set(tree.candidates.map(({ parent }) => parent).filter((parent) => parent >= 0)),
       tokens: [tree.bonus_token, ...tree.kept.map((i) => tree.candidates[i].token)],
-      depths: tree.positions.map((position) => position - tree.positions[0]),
+      depths,
       draftSlots: tree.draft_slots.flat(),
       freedSlots: tree.verify_slots.filter((slot) => !tree.kept_slots.includes(slot)),
       bonus: tree.target_predict[tree.accepted_rows.at(-1)],
@@ -76,7 +80,7 @@
 
   /** A request's part of a round as a list of {phase, sentence, state}. */
   function stepsOf(tree, vocabulary) {
-    const { topk: k, numSteps: S, levels, tokens, depths, draftSlots, freedSlots, wasCut } = factsOf(tree);
+    const { looksUp, topk: k, numSteps: S, levels, tokens, depths, draftSlots, freedSlots, wasCut } = factsOf(tree);
     const { seq_len: start, accepted_rows: path, committed, finish_reason: reason } = tree;
     const name = (id) => `‘${shown(vocabulary, id)}’`;
     const steps = [];
@@ -104,7 +108,11 @@
       `The root is the bonus token of the forward before, ${name(tree.bonus_token)}:`,
       `it is output already, but not in the cache yet, and its position is ${start}.`,
     ]);
-    for (let level = 0; level < S; level++) {
+    if (looksUp) {
+      const lookedUp = ["No model drafts. What followed the newest tokens before is looked up:"];
+      add("draft", [...lookedUp, `${tree.candidates.length} found.`], { levels: S });
+    }
+    for (let level = 0; level < S && !looksUp; level++) {
       const next = level === S - 1 && "They are not followed: the last level needs no forward.";
       if (level === 0) {
         const sentences = [
@@ -129,10 +137,12 @@
       `${k * S} were taken and ${k * (S - 1)} written:`,
       "the last of a branch’s S slots is never written, since the last level needs no forward.",
     ];
-    add("give back", returned, { draft: "returned" });
+    if (!looksUp) add("give back", returned, { draft: "returned" });
+    const best = `Of ${many(tree.candidates.length, "candidate")} the best ${tree.kept.length} by path score stay.`;
     const kept = [
-      `Of ${many(tree.candidates.length, "candidate")} the best ${tree.kept.length} by path score stay.`,
-      "In the order in which they were drafted they are the tree’s rows from 1 on; row 0 is the root.",
+      looksUp ? "All stay." : best,
+      `In the order in which they were ${looksUp ? "found" : "drafted"} they are the tree’s rows from 1 on;`,
+      "row 0 is the root.",
     ];
     add("keep", kept, { rows: true });
     const mask = [
@@ -140,8 +150,10 @@
       `Its position is ${start} plus its depth, so siblings share one. Point at a row, or press Up and Down.`,
     ];
     add("mask", mask, { mask: true });
+    const filling = tree.verify_slots.length - tokens.length;
     const verified = [
       `Verify takes a slot for each row: ${ranges(tree.verify_slots)}.`,
+      filling > 0 && `${many(filling, "row")} more fill the tree up to its size, and hang nowhere.`,
       "One target forward over all rows yields its choice after each of them.",
     ];
     add("verify", verified, { verify: "taken", predicted: true, forwards: { ...state.forwards, target: 1 } });
@@ -153,7 +165,7 @@
         return;
       }
       let why = tree.parents.includes(row) ? "No child of this row holds it" : "This row has no child in the tree";
-      if (depths[row] === S) why = "The draft went no deeper";
+      if (depths[row] === S) why = looksUp ? "No guess goes deeper" : "The draft went no deeper";
       const end = `${why}: it is the bonus, and the walk ends. Accepted: ${i} of at most ${many(S, "draft")}.`;
       add("walk", [says, end], { walked: i + 1, at: row, bonus: true });
     });
@@ -168,6 +180,8 @@
     add("commit", settled, { committed: true, verify: "settled", at: null });
     if (reason) {
       add("extend", ["There is no extend for a request that has ended: it will draft no more."]);
+    } else if (looksUp) {
+      add("extend", ["No draft has to read what was committed. It is remembered, and will be found by later look-ups."]);
     } else {
       const rows = committed.map((_, i) => start + i); // their positions, see spec/extend.py
       const extended = [
@@ -440,6 +454,7 @@
       const token = `${shown(this.trace.vocabulary, node.token)} (id ${node.token})`;
       if (node.pool === null) return token;
       const { score, parent } = this.tree.candidates[node.pool];
+      if (score === null) return `${token}\nguess ${node.pool}`;
       const before = parent < 0 ? 1 : this.tree.candidates[parent].score;
       const [whole, own] = [score.toPrecision(4), (score / before).toPrecision(4)];
       const place = `candidate ${node.pool}, of level ${this.facts.levels[node.pool]}`;
@@ -504,7 +519,8 @@
       this.showTree(state);
       this.showSlots(state);
       const { draft, target, extend } = state.forwards;
-      const [drafts, extends_] = [this.facts.numSteps - 1, this.tree.finish_reason ? 0 : 1];
+      const drafts = this.facts.looksUp ? 0 : this.facts.numSteps - 1;
+      const extends_ = this.facts.looksUp || this.tree.finish_reason ? 0 : 1;
       const counts = [`draft ${draft} of ${drafts}`, `target ${target} of 1`, `extend ${extend} of ${extends_}`];
       this.forwards.textContent = `forwards so far: ${counts.join(", ")}`;
       this.look(null);
@@ -599,7 +615,10 @@
     /** Beside a candidate its path score; below a row its position, and then what the target chose after it. */
     placeNote(node, state, geometry) {
       let words = "";
-      if (!state.mask && node.pool !== null) words = probability(this.tree.candidates[node.pool].score);
+      if (!state.mask && node.pool !== null) {
+        const { score } = this.tree.candidates[node.pool];
+        words = score === null ? "" : probability(score);
+      }
       else if (node === this.bonusNode) words = "bonus";
       else if (state.predicted) words = `→ ${cut(shown(this.trace.vocabulary, this.tree.target_predict[node.row]), 8)}`;
       else if (state.mask) words = `position ${this.tree.positions[node.row]}`;
@@ -687,8 +706,8 @@
     if (element.querySelector(".rs-replay, .rs-broken")) return;
     try {
       const trace = JSON.parse(element.querySelector('script[type="application/json"]').textContent);
-      if (trace.schema_version !== 1)
-        throw new Error(`its trace has version ${trace.schema_version}, this page reads 1`);
+      if (trace.schema_version !== 2)
+        throw new Error(`its trace has version ${trace.schema_version}, this page reads 2`);
       replays.push(new Replay(element, trace));
     } catch (error) {
       element.replaceChildren(

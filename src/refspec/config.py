@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALGORITHMS = ("eagle", "eagle-v2")  # built in; workers/registry.py says what each is, and how others are added
+ALGORITHMS = ("eagle", "eagle-v2", "ngram")  # built in; workers/registry.py says what each is, and how others are added
 ALGORITHM_GROUP = "refspec.algorithms"
 SAMPLERS = ("target_only", "rejection", "block")
+MATCH_TYPES = ("BFS", "PROB")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class SpecConfig:
         if they had been decoded one by one. False is SGLang's relaxation: within a block nothing new is counted, and
         the output is another than plain decoding's where a block repeats a token.
 
+    Algorithm ngram has no draft model, and looks guesses up (refspec.spec.ngram_trie). topk, num_steps, exact_branch_kv
+    and the thresholds mean nothing there and must be left alone, and the sampler is "target_only": it draws the
+    target's token as plain decoding does, with the same coin, and looks for it among the guesses. Its own are named
+    as in SGLang, where they begin with speculative_:
+    ngram_max_trie_depth: tokens of a match and of what followed it, together.
+    ngram_max_bfs_breadth: how many different tokens that followed a match are guessed at most, side by side.
+    ngram_match_type: which of them first: "BFS", the latest; "PROB", the most frequent.
+    ngram_capacity: pieces of text that are remembered, at about 0.4 KB each; beyond, those not seen for longest go.
+
     Raises ValueError, naming the field and the numbers, for a combination that cannot work.
     """
 
@@ -54,6 +64,10 @@ class SpecConfig:
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
     exact_penalties: bool = True
+    ngram_max_trie_depth: int = 18
+    ngram_max_bfs_breadth: int = 10
+    ngram_match_type: str = "BFS"
+    ngram_capacity: int = 200_000
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS and self.algorithm not in algorithm_entry_points():
@@ -62,11 +76,10 @@ class SpecConfig:
         for name in ("topk", "num_steps"):
             require_int(name, getattr(self, name), at_least=1)
         require_int("num_draft_tokens", self.num_draft_tokens, at_least=2)
-        if self.num_draft_tokens > self.num_candidates + 1:
-            raise ValueError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but topk={self.topk} and num_steps={self.num_steps} "
-                f"give {self.num_candidates} candidates, so at most {self.num_candidates + 1} with the root"
-            )
+        if self.looks_up:
+            self._check_ngram()
+        else:
+            self._check_levels()
         require_int("page_size", self.page_size, at_least=1)
         for name in ("exact_branch_kv", "exact_penalties"):
             require_flag(name, getattr(self, name))
@@ -76,6 +89,33 @@ class SpecConfig:
             require_number(name, getattr(self, name), 0, 1)
         if self.drafts_are_drawn:
             self._check_chain()
+
+    def _check_levels(self) -> None:
+        if self.num_draft_tokens > self.num_candidates + 1:
+            raise ValueError(
+                f"num_draft_tokens is {self.num_draft_tokens}, but topk={self.topk} and num_steps={self.num_steps} "
+                f"give {self.num_candidates} candidates, so at most {self.num_candidates + 1} with the root"
+            )
+        for name, value in self._changed().items():
+            if name.startswith("ngram_"):
+                raise ValueError(f"{name} is {value!r}, but the algorithm is {self.algorithm}: it is for ngram")
+
+    def _check_ngram(self) -> None:
+        require_int("ngram_max_trie_depth", self.ngram_max_trie_depth, at_least=2)
+        require_int("ngram_max_bfs_breadth", self.ngram_max_bfs_breadth, at_least=1)
+        require_int("ngram_capacity", self.ngram_capacity, at_least=1)
+        if self.ngram_match_type not in MATCH_TYPES:
+            raise ValueError(
+                f"ngram_match_type is {self.ngram_match_type!r}, it must be one of: {', '.join(MATCH_TYPES)}"
+            )
+        for name, value in self._changed().items():
+            if name in ("topk", "num_steps", "exact_branch_kv", "sampler", "threshold_single", "threshold_acc"):
+                raise ValueError(f"{name} is {value!r}, but algorithm ngram drafts with no model: leave it out")
+
+    def _changed(self) -> dict[str, object]:
+        """The fields that are not at their defaults."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     def _check_chain(self) -> None:
         if (self.topk, self.num_draft_tokens) != (1, self.num_steps + 1):
@@ -95,26 +135,33 @@ class SpecConfig:
         return self.sampler != "target_only"
 
     @property
+    def looks_up(self) -> bool:
+        """Are guesses looked up, so that there is no draft model, and no pool of candidates to choose from?"""
+        return self.algorithm == "ngram"
+
+    @property
     def is_chain(self) -> bool:
         """Is no tree more than a chain, so that what is accepted stands in front of the rest?"""
-        return self.topk == 1
+        return self.topk == 1 and not self.looks_up
 
     @property
     def num_candidates(self) -> int:
-        """The draft's pool: k from the first level, k² from each of the others."""
-        return self.topk + (self.num_steps - 1) * self.topk**2
+        """The draft's pool: k from the first level, k² from each of the others; 0 where there is none."""
+        return 0 if self.looks_up else self.topk + (self.num_steps - 1) * self.topk**2
 
     @property
     def longest_path(self) -> int:
         """Nodes of the longest path that a tree can have, the root included."""
-        return self.num_steps + 1
+        return self.num_draft_tokens if self.looks_up else self.num_steps + 1
 
     def draft_end(self, seq_len: int) -> int:
         """Where the draft's slots end in the request table, for a request with seq_len committed tokens.
 
         k·S behind the committed ones. Where pages hold several tokens, no two branches may share one, so each of the k
-        takes whole pages, the first of which begins like the last committed page.
+        takes whole pages, the first of which begins like the last committed page. None are needed without a draft.
         """
+        if self.looks_up:
+            return seq_len
         if self.topk == 1 or self.page_size == 1:
             return seq_len + self.topk * self.num_steps
         begun = seq_len % self.page_size

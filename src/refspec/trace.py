@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class TraceError(ValueError):
@@ -26,11 +26,15 @@ class Candidate(_Event):
 
     token: int
     parent: int  # pool index, -1 for the root
-    score: float  # product of the probabilities from the root
+    score: float | None  # product of the probabilities from the root; None: it was looked up, nobody scored it
 
 
 class TreeRequest(_Event):
-    """One request in one round. Rows and columns count within the request; row 0 is the root."""
+    """One request in one round. Rows and columns count within the request; row 0 is the root.
+
+    Where guesses are looked up, they are the candidates, all of them kept, and there are no draft slots. Rows that only
+    fill the tree up are left out, but for their slots.
+    """
 
     request: int  # which prompt of the run
     seq_len: int  # committed tokens in the KV cache before the round
@@ -45,7 +49,7 @@ class TreeRequest(_Event):
     committed: list[int]  # tokens appended to the output, bonus last unless a stop cut the block
     finish_reason: str | None
     draft_slots: list[list[int]]  # [branch][step], free again before verify
-    verify_slots: list[int]  # one for each row
+    verify_slots: list[int]  # one for each row, and then those of rows that were left out
     kept_slots: list[int]  # those of the committed path
 
 

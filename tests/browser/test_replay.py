@@ -107,6 +107,28 @@ def test_steps_tell_what_the_trace_holds(page: Page, replay: Locator, shape: str
             assert steps[-1]["sentence"].startswith("There is no extend")
 
 
+def test_a_round_without_a_draft(page: Page, replay: Locator) -> None:
+    """Guesses are looked up: no pool, no draft slots, no scores, and rows that are not in the trace but took slots."""
+    spec = SpecConfig(algorithm="ngram", num_draft_tokens=8)
+    trace = record_run("def f(a):\n    return a\n\ndef g(", spec, SamplingParams(24)).model_dump(mode="json")
+    for round_, steps in zip(trace["rounds"], page.evaluate(STEPS, trace), strict=True):
+        [tree] = round_["requests"]
+        names = [step["phase"] for step in steps]
+        assert list(dict.fromkeys(names)) == [name for name in PHASES if name != "give back"]
+        sentences = {step["phase"]: step["sentence"] for step in steps}
+        assert f"is looked up: {len(tree['candidates'])} found." in sentences["draft"]
+        filling = 8 - len(tree["parents"])
+        assert (f"{filling} row" in sentences["verify"]) == (filling > 0)
+        assert steps[-1]["state"]["forwards"] == {"draft": 0, "target": 1, "extend": 0}
+    longest = max(trace["rounds"], key=lambda round_: len(round_["requests"][0]["accepted_rows"]))
+    assert len(longest["requests"][0]["accepted_rows"]) > 1
+    show(page, trace, longest["number"])
+    replay.locator(".rs-replay").focus()
+    for _ in range(20):  # through all steps; an error in the page fails the test
+        page.keyboard.press("ArrowRight")
+    expect(replay.locator(".rs-node.rs-accepted")).to_have_count(len(longest["requests"][0]["accepted_rows"]) - 1)
+
+
 def test_steps_are_the_same_whenever_they_are_asked_for(page: Page, replay: Locator) -> None:
     trace = trace_of("k4")
     assert page.evaluate(STEPS, trace) == page.evaluate(STEPS, trace)
@@ -395,7 +417,7 @@ def test_spaces_can_be_seen(page: Page, replay: Locator) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 2}, "its trace has version 2, this page reads 1"),
+        ({"schema_version": 3}, "its trace has version 3, this page reads 2"),
         ({"rounds": []}, "it has no round of request 0"),
         ({"rounds": [{"number": 0, "requests": [{"request": 0}]}]}, "This replay cannot be shown: "),
         ("{", "This replay cannot be shown: "),

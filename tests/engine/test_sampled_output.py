@@ -45,6 +45,7 @@ ROOT = 2
 
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
 TREE = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, exact_branch_kv=True)
+NGRAM = SpecConfig(algorithm="ngram", num_draft_tokens=6)
 REJECTION, BLOCK = replace(CHAIN, sampler="rejection"), replace(CHAIN, sampler="block")
 WAYS: dict[str, SpecConfig | None] = {
     "plain": None,
@@ -66,7 +67,9 @@ def markov(law: Sequence[Sequence[float]]) -> Callable[[list[int]], list[float]]
 
 def engine_of(spec: SpecConfig | None, **settings: int) -> Engine:
     target, draft = ScriptedModel(markov(TARGET), 4), ScriptedModel(markov(DRAFT), 4)
-    return Engine(target, draft if spec else None, spec, max_running=SEEDS, kv_slots=20 * SEEDS, **settings)
+    return Engine(
+        target, None if spec in (None, NGRAM) else draft, spec, max_running=SEEDS, kv_slots=20 * SEEDS, **settings
+    )
 
 
 def law_of(row: Sequence[float], params: SamplingParams) -> list[float]:
@@ -112,7 +115,7 @@ def sampled(engine: Engine, params: SamplingParams) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("params", [PLAIN_T1, FILTERED], ids=["T=1", "T=1.5, top-k, top-p, min-p"])
-@EACH_WAY
+@pytest.mark.parametrize("spec", [*WAYS.values(), NGRAM], ids=[*WAYS, "ngram"])
 def test_output_has_the_law_of_the_target(spec: SpecConfig | None, params: SamplingParams) -> None:
     engine = engine_of(spec)
     assert plausibility(sampled(engine, params), params) > PLAUSIBLE

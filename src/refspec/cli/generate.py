@@ -25,7 +25,7 @@ from refspec.cli.record import trace_writer
 from refspec.cli.render import plural, round_views
 from refspec.cli.report import counts_table, most_telling, print_text, summary
 from refspec.cli.viewer import show_rounds
-from refspec.config import ALGORITHMS, SAMPLERS, SamplingParams, SpecConfig
+from refspec.config import ALGORITHMS, MATCH_TYPES, SAMPLERS, SamplingParams, SpecConfig
 from refspec.trace import Round
 
 if TYPE_CHECKING:
@@ -36,9 +36,16 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 BACKENDS = ("auto", "torch", "triton")
 RETRACTIONS = ("newest", "largest", "least_output")  # the engine's
 SAMPLER_FIELDS = ("sampler", "threshold_single", "threshold_acc")  # of SpecConfig; options of the same names
-SPEC_FIELDS = ("topk", "num_steps", "num_draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS, "exact_penalties")
+NGRAM_FIELDS = ("ngram_max_trie_depth", "ngram_max_bfs_breadth", "ngram_match_type", "ngram_capacity")  # likewise
+SPEC_FIELDS = (
+    *("topk", "num_steps", "num_draft_tokens", "exact_branch_kv"),
+    *(*SAMPLER_FIELDS, "exact_penalties", *NGRAM_FIELDS),
+)
 # Options that plain decoding does not take.
-SPEC_OPTIONS = ("topk", "steps", "draft_tokens", "exact_branch_kv", *SAMPLER_FIELDS, "exact_penalties", "draft")
+SPEC_OPTIONS = (
+    *("topk", "steps", "draft_tokens", "exact_branch_kv"),
+    *(*SAMPLER_FIELDS, "exact_penalties", *NGRAM_FIELDS, "draft"),
+)
 # The library's words, and the options that set them.
 OPTIONS = {
     "num_draft_tokens": "--draft-tokens",
@@ -59,6 +66,7 @@ OPTIONS = {
     "sampler": "--sampler",
     "threshold_single": "--threshold-single",
     "threshold_acc": "--threshold-acc",
+    **{name: "--" + name.replace("_", "-") for name in NGRAM_FIELDS},
     "kv_slots": "--kv-slots",
     "graphs=False": "--no-graphs",
     "spec.page_size": "--page-size",
@@ -193,6 +201,23 @@ def generate(
     threshold_acc: Annotated[
         float, typer.Option(metavar="P", help="Below 1: accept as if drafts were 1/P times as likely. Bends the law.")
     ] = SpecConfig.threshold_acc,
+    ngram_max_trie_depth: Annotated[
+        int, typer.Option(metavar="N", help="Of ngram: tokens of a match and of what followed it, together.")
+    ] = SpecConfig.ngram_max_trie_depth,
+    ngram_max_bfs_breadth: Annotated[
+        int, typer.Option(metavar="N", help="Of ngram: different tokens that are guessed after a match, at most.")
+    ] = SpecConfig.ngram_max_bfs_breadth,
+    ngram_match_type: Annotated[
+        str,
+        typer.Option(
+            parser=one_of(*MATCH_TYPES),
+            metavar="|".join(MATCH_TYPES),
+            help="Of ngram: what comes first, the latest (BFS) or the most frequent (PROB).",
+        ),
+    ] = SpecConfig.ngram_match_type,
+    ngram_capacity: Annotated[
+        int, typer.Option(metavar="N", help="Of ngram: pieces of text that are remembered.")
+    ] = SpecConfig.ngram_capacity,
     target: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="A shipped model, or a folder in the Hugging Face layout.")
     ] = "tiny",
@@ -278,6 +303,10 @@ def generate(
                 threshold_single=threshold_single,
                 threshold_acc=threshold_acc,
                 exact_penalties=exact_penalties,
+                ngram_max_trie_depth=ngram_max_trie_depth,
+                ngram_max_bfs_breadth=ngram_max_bfs_breadth,
+                ngram_match_type=ngram_match_type,
+                ngram_capacity=ngram_capacity,
             )
         params = SamplingParams(
             max_new_tokens=max_new_tokens,

@@ -88,9 +88,12 @@ class RoundView:
 
     def __init__(self, trace: Trace, round_: Round, tree: TreeRequest) -> None:
         self.trace, self.round, self.tree = trace, round_, tree
-        self.topk, self.num_steps = len(tree.draft_slots), len(tree.draft_slots[0])
         self.tokens = [tree.bonus_token, *(tree.candidates[i].token for i in tree.kept)]
         self.depths = [position - tree.positions[0] for position in tree.positions]
+        # Guesses that were looked up have no levels: then it is their longest path that could have been accepted.
+        self.topk, self.num_steps = len(tree.draft_slots), max(self.depths)
+        if tree.draft_slots:
+            self.num_steps = len(tree.draft_slots[0])
         self.fates = [self._fate(row) for row in range(len(tree.parents))]
         # A stop or the budget may have cut the block that the walk accepted; then the bonus is not in it.
         self.was_cut = len(tree.committed) < len(tree.accepted_rows)
@@ -191,32 +194,36 @@ class RoundView:
             if row == end_of_path and not self.was_cut:  # before the drafts that it was preferred to
                 nodes[row].add(label(Fate.BONUS, "", shown[-1], bonus_depth, bonus_note))
 
-        heads = Text(
-            set_cell_size("lvl   row token" if flat else "  row token", numbers_from) + " step  path", style="dim"
-        )
+        heads = set_cell_size("lvl   row token" if flat else "  row token", numbers_from)
+        heads += " step  path" if self.topk else ""
         drawn_width = numbers_from + max(11, cell_len(bonus_note))
         drawn = Table.grid()
         drawn.add_column(width=drawn_width)
-        drawn.add_row(heads)
+        drawn.add_row(Text(heads, style="dim"))
         drawn.add_row(nodes[0])
         return drawn, drawn_width
 
     def _odds(self, row: int) -> str:
-        """The draft's probability of the step to this row, and of the whole path; nothing for the root."""
+        """The draft's probability of the step to this row, and of the whole path; nothing for the root, or a guess that
+        was looked up.
+        """
         if row == 0:
             return ""
         candidate = self.tree.candidates[self.tree.kept[row - 1]]
+        if candidate.score is None:
+            return ""
         before = self.tree.candidates[candidate.parent].score if candidate.parent >= 0 else 1.0
         return f"{probability(candidate.score / before) if before else '?':>5} {probability(candidate.score):>5}"
 
     def _bonus_note(self) -> str:
         """Why the target's own token was not accepted as a draft instead."""
         end_of_path = self.tree.accepted_rows[-1]
-        if self.depths[end_of_path] == self.num_steps:
+        if self.depths[end_of_path] == self.num_steps > 0:
             return "past the drafts"
         parent = self.tree.kept[end_of_path - 1] if end_of_path else -1
         for candidate in self.tree.candidates:
-            if (candidate.parent, candidate.token) == (parent, self.tree.committed[-1]):
+            same = (candidate.parent, candidate.token) == (parent, self.tree.committed[-1])
+            if same and candidate.score is not None:
                 return f"not kept: {probability(candidate.score)}"
         return "not drafted"
 
@@ -249,8 +256,11 @@ class RoundView:
         facts = Table.grid(padding=(0, 2, 0, 0))
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column()
-        facts.add_row("candidates", f"{scored}, {len(tree.kept)} kept")
-        facts.add_row("draft slots", f"{len(drafted)}, until verify: {ranges(drafted, glyphs)}")
+        if drafted:
+            facts.add_row("candidates", f"{scored}, {len(tree.kept)} kept")
+            facts.add_row("draft slots", f"{len(drafted)}, until verify: {ranges(drafted, glyphs)}")
+        else:
+            facts.add_row("candidates", f"{len(tree.candidates)} looked up, all kept")
         facts.add_row("verify slots", f"{len(tree.verify_slots)}: {ranges(tree.verify_slots, glyphs)}")
         kept = f"{len(tree.kept_slots)} kept" + (", moved to the front" if moved else "")
         facts.add_row("", f"{kept}: {ranges(tree.kept_slots, glyphs)}")
@@ -304,7 +314,7 @@ def _check(trace: Trace, round_: Round, tree: TreeRequest) -> None:
         and tree.accepted_rows[:1] == [0]
         and all(0 <= row < rows for row in tree.accepted_rows)
         and 1 <= len(tree.committed) <= len(tree.accepted_rows)
-        and tree.draft_slots != []
+        and all((candidate.score is None) == (tree.draft_slots == []) for candidate in tree.candidates)
         and 0 <= tree.request < len(trace.outputs)
     )
     if not sound:

@@ -166,7 +166,7 @@ class Engine:
                 raise ValueError("a draft model is given, but spec=None decodes without one: give spec=SpecConfig(...)")
             worker = PlainWorker(self._runner(self.target_model, {"target": 1}), self.allocator, self.stats)
         else:
-            if spec.topk > vocab_size:
+            if spec.num_candidates and spec.topk > vocab_size:
                 raise ValueError(f"topk is {spec.topk}, but the vocabulary has only {vocab_size} ids")
             algorithm = find_algorithm(spec.algorithm)
             worker = algorithm.build(

@@ -94,18 +94,24 @@ class BatchSampling:
     def coins(self, positions: Tensor, purpose: int, columns: range) -> Tensor:
         """One coin for each request and column, f32 (b, columns) in [0, 1). positions i64 (b): where its step begins.
 
-        purpose: FINAL, JUDGE or DRAFT. Nothing waits for the device.
+        positions may have more dimensions after the first, as the result has then. purpose: FINAL, JUDGE or DRAFT.
+        Nothing waits for the device.
         """
         column = torch.arange(purpose + columns.start, purpose + columns.stop, device=positions.device)
-        of_position = splitmix64(splitmix64(self.seeds, 0), positions)
-        bits = splitmix64(of_position[:, None], column)
+        of_seed = splitmix64(self.seeds, 0).view(-1, *[1] * (positions.ndim - 1))
+        bits = splitmix64(splitmix64(of_seed, positions)[..., None], column)
         return ((bits >> 40) & 0xFFFFFF).float() * 2**-24
 
     def next_tokens(self, logits: Tensor, best: Tensor, positions: Tensor) -> Tensor:
-        """The token at `positions` (b) of each request, without speculation, i64 (b). logits (b, V), best i64 (b)."""
+        """The token at `positions` (b) of each request, without speculation, i64 (b). logits (b, V), best i64 (b).
+
+        Or at positions (b, n), each as if without speculation: then i64 (b·n) from (b·n, V) and (b·n). Nodes of a tree
+        at one position share its coin. No two of them are on one path, and what is drawn behind the end of the path
+        that comes true has no effect, so the coin can be thrown again.
+        """
         if self.all_greedy:
             return best
-        return draw(self.probabilities(logits, best), self.coins(positions, FINAL, range(1)).squeeze(1))
+        return draw(self.probabilities(logits, best), self.coins(positions, FINAL, range(1)).flatten())
 
 
 def draw(probabilities: Tensor, coins: Tensor) -> Tensor:

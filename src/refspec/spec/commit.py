@@ -32,7 +32,8 @@ def commit(
     """Afterwards every request has its new tokens, and finish_reason if one of them ended it; of verify's slots
     only the kept ones are still taken, entered in the request table in path order; seq_lens have advanced.
 
-    With pages and k > 1 the kept rows have come to the front of their requests' rows, and kept_rows says so.
+    With pages, and trees that branch, the kept rows have come to the front of their requests' rows, and kept_rows says
+    so.
     """
     # region commit_block
     require_finite_logits(verified.finite)
@@ -45,7 +46,7 @@ def commit(
         request.kv_len += accept_len
         kept_rows.append(accepted[:accept_len])
     append_logprobs(batch.requests, verified.logits, kept_rows)
-    if config.page_size > 1 and config.topk > 1:
+    if config.page_size > 1 and not config.is_chain:
         kept_rows = compact(verified, kept_rows, target_runner, config)
     accept_lens = [len(rows) for rows in kept_rows]
 

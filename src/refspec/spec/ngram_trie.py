@@ -60,7 +60,8 @@ class GuessTree:
     """Guesses for what follows a text. Node 0 is the text's last token; parents stand before their children."""
 
     tokens: list[int]
-    parents: list[int]  # node 0's is -1
+    parents: list[int] = field(default_factory=lambda: [-1])
+    depths: list[int] = field(default_factory=lambda: [0])
     places: dict[tuple[int, int], int] = field(default_factory=dict)  # (parent, token) -> node
 
     def __len__(self) -> int:
@@ -72,6 +73,7 @@ class GuessTree:
         if place == len(self.tokens):
             self.tokens.append(token)
             self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1)
         return place
 
 
@@ -88,7 +90,6 @@ class NgramTrie:
         """Nodes, the root not counted."""
         return len(self._by_use)
 
-    # region ngram_insert
     def insert(self, tokens: Sequence[int], start: int = 0) -> None:
         """Learn tokens[start:], which follow tokens[:start]. Of those, the last max_depth - 1 are looked at.
 
@@ -118,9 +119,6 @@ class NgramTrie:
             node.children[token] = node.children.pop(token)  # now the latest
         return child
 
-    # endregion ngram_insert
-
-    # region ngram_match
     def matches(self, text: Sequence[int]) -> Iterator[Node]:
         """The nodes of the suffixes of text that something has followed, the longest first."""
         for length in range(min(self.max_depth - 1, len(text)), 0, -1):
@@ -130,22 +128,19 @@ class NgramTrie:
             if node and node.children:
                 yield node
 
-    # endregion ngram_match
-
     def guess(self, text: Sequence[int], size: int, max_breadth: int, match_type: str) -> GuessTree:
         """The tree of at most `size` nodes, the root among them, for what may follow text (at least one token).
 
         max_breadth >= 1 and match_type: see the module's docstring.
         """
         grow = self._grow_by_recency if match_type == "BFS" else self._grow_by_frequency
-        tree = GuessTree([text[-1]], [-1])
+        tree = GuessTree([text[-1]])
         for match in self.matches(text):
             if len(tree) == size:
                 break
             grow(tree, match, size, max_breadth)
         return tree
 
-    # region ngram_grow
     def _grow_by_recency(self, tree: GuessTree, match: Node, size: int, max_breadth: int) -> None:
         queue = deque([(0, match)])
         while queue:
@@ -173,5 +168,3 @@ class NgramTrie:
         while heap and len(tree) < size:
             negative, _, parent, node = heapq.heappop(heap)
             ask_children(tree.child(parent, node.token), node, -negative)
-
-    # endregion ngram_grow

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from refspec.config import SpecConfig
 from refspec.contracts import Candidates, VerifyInput
-from refspec.kernels import build_tree, links_from_mask, stable_topk
+from refspec.kernels import build_tree, stable_topk
 from refspec.requests.request import RunningBatch
 
 
@@ -58,25 +58,3 @@ def organize_draft_results(
     parent_list = torch.cat([tokens[:, :0], *parents_list[:-1]], dim=1)
     return parent_list, top_scores_index, tokens.gather(1, top_scores_index)
     # endregion keep_the_best
-
-
-def tree_from_mask(batch: RunningBatch, draft_tokens: Tensor, tree_mask: Tensor) -> VerifyInput:
-    """The tree of guesses that did not come from a pool of candidates: its mask says who hangs under whom.
-
-    draft_tokens i64 (b, N): column 0 the bonus token. tree_mask bool (b, N, N): row c true at node c and at its
-    ancestors, who stand in earlier columns. A node other than the root that sees only itself hangs nowhere: it stands
-    at the root's position, and no walk reaches it. So trees of fewer than N nodes are filled up.
-
-    Source: SGLang: python/sglang/srt/speculative/ngram_worker.py:NGRAMWorker._prepare_for_speculative_decoding @0.5.23.
-    There (cpp_ngram's result.cpp) trees are filled up with children of the root that hold token 0. That is right for a
-    greedy walk, which may even accept one. For one that samples it is not: each of the same siblings counts.
-    """
-    # region tree_from_mask
-    index, first_child, next_sibling = links_from_mask(tree_mask)
-    depth = tree_mask.sum(2) - 1  # ancestors
-    positions = (batch.seq_lens.unsqueeze(1) + depth).flatten()
-    no_pool = index[:, :0]
-    return VerifyInput(
-        draft_tokens.flatten(), positions, tree_mask.flatten(), no_pool, index, first_child, next_sibling
-    )
-    # endregion tree_from_mask

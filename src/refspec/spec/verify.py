@@ -8,8 +8,13 @@ A greedy request's choice is the likeliest token, and the walk looks for it amon
 has its choices drawn: the walk asks of each child, by a coin, whether it is what the target would have sampled. The
 target's law comes out, whatever was drafted. `SpecConfig.sampler` says how that is done; `sample_walk` does it.
 
+Guesses that are looked up depend on what others have said. Judged by coins of their own, so would the text of a seed.
+There the target's choice after each node is drawn first, by the coin that plain decoding throws for its position, and
+the walk looks for it as for a greedy one. Drafts are accepted as often, and the output is plain decoding's.
+
 Source: SpecInfer (Miao et al. 2024, section 4, token tree verification); SGLang:
-python/sglang/srt/speculative/eagle_info.py:EagleVerifyInput.verify @v0.5.5
+python/sglang/srt/speculative/eagle_info.py:EagleVerifyInput.verify @v0.5.5. SGLang judges what was looked up as it does
+other drafts; transformers draws first (src/transformers/generation/utils.py:_assisted_decoding @v4.48.0).
 """
 
 from __future__ import annotations
@@ -66,14 +71,16 @@ def judge(
     )
     logits = batch.ruled(out.logits, tree, config.exact_penalties)
     target_predict, finite = likeliest(logits)
-    if batch.sampling.all_greedy:
+    if config.looks_up:
+        target_predict = batch.sampling.next_tokens(logits, target_predict, tree.positions.view(b, n) + 1)
+    if config.looks_up or batch.sampling.all_greedy:
         walk = verify_tree_greedy(
             tree.draft_token.view(b, n),
             tree.retrieve_index,
             tree.retrieve_next_token,
             tree.retrieve_next_sibling,
             target_predict.view(b, n),
-            config.num_steps,
+            config.longest_path - 1,
         )
     else:
         walk = sample_walk(batch, tree, batch.sampling.probabilities(logits, target_predict), config)
@@ -109,7 +116,7 @@ def sample_walk(batch: RunningBatch, tree: VerifyInput, target_probs: Tensor, co
         target_probs,
         batch.sampling.coins(first, JUDGE, range(n)),
         final_coins,
-        config.num_steps,
+        config.longest_path - 1,
         # Not 0: what a request cannot say, a greedy one among them, has probability 0 and must not be accepted.
         threshold_single=max(config.threshold_single, torch.finfo(torch.float32).tiny),
         threshold_acc=config.threshold_acc,

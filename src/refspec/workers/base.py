@@ -15,6 +15,7 @@ Who implements what:
 |-------------|------------------|------------------------------------------------|----------|-------------------------|
 | none        | PlainWorker      | nothing                                        | none     | 1                       |
 | eagle       | EagleWorkerV1    | an EAGLE head, S - 1 forwards and an extend    | its own  | k·S, given back; then N |
+| ngram       | NgramWorker      | a trie of what was said, no forward            | none     | N                       |
 
 Source: SGLang: python/sglang/srt/speculative/base_spec_worker.py:BaseSpecWorker @v0.5.5
 """

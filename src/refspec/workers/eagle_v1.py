@@ -78,7 +78,8 @@ class SpecWorker(Worker):
         with self.phase("extend"):
             going_on = self.extend(batch, verified, done)
         if batch.requests:
-            self.stats.count_round(done.accept_lens, self.config.num_steps, self.config.num_candidates)
+            levels = self.config.num_steps if candidates else 0  # without a pool, make_tree has counted
+            self.stats.count_round(done.accept_lens, levels, self.config.num_candidates)
             if observer and recorder:
                 recorder.stop()
                 observer(recorder.record(batch.requests, candidates, tree, verified, done))
@@ -96,7 +97,9 @@ class SpecWorker(Worker):
 
     @abstractmethod
     def draft(self, batch: RunningBatch) -> Candidates | None:
-        """Guess. Afterwards the allocator is as it was. None: there is nothing to choose from, make_tree knows all."""
+        """Guess. Afterwards the allocator is as it was. None: there is no pool to choose from; make_tree guesses, and
+        counts its guesses itself.
+        """
 
     def make_tree(self, batch: RunningBatch, candidates: Candidates | None) -> VerifyInput:
         """What the target is to check: the best of the candidates."""

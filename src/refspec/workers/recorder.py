@@ -60,26 +60,30 @@ class RoundRecorder:
         done: CommitOutput,
     ) -> TreeRequest:
         n = self.config.num_draft_tokens
-        rows = slice(r * n, (r + 1) * n)
         mask = tree.tree_mask.view(-1, n, n)[r].tolist()
+        # Ancestors stand in earlier columns, the parent in the last of them.
+        parents = [max((c for c in range(row) if mask[row][c]), default=-1) for row in range(n)]
+        if not candidates:
+            parents = [-1, *(parent for parent in parents if parent >= 0)]  # the others, at the end, hang nowhere
+        rows = slice(r * n, r * n + len(parents))
+        tokens = tree.draft_token[rows].tolist()
         accept_len = done.accept_lens[r]
         slots = verified.out_slots.tolist()
         return TreeRequest(
             request=request.index,
             seq_len=request.kv_len - accept_len,
-            bonus_token=int(tree.draft_token[r * n]),
-            candidates=_pool(candidates, r, self.config.topk) if candidates else [],
-            kept=tree.top_scores_index[r].tolist(),
-            # Ancestors stand in earlier columns, the parent in the last of them.
-            parents=[max((c for c in range(row) if mask[row][c]), default=-1) for row in range(n)],
+            bonus_token=tokens[0],
+            candidates=_pool(candidates, r, self.config.topk) if candidates else _guesses(tokens, parents),
+            kept=tree.top_scores_index[r].tolist() if candidates else list(range(len(tokens) - 1)),
+            parents=parents,
             positions=tree.positions[rows].tolist(),
-            tree_mask=["".join(str(int(seen)) for seen in row) for row in mask],
+            tree_mask=["".join(str(int(seen)) for seen in row[: len(parents)]) for row in mask[: len(parents)]],
             target_predict=verified.target_predict[rows].tolist(),
             accepted_rows=[row - r * n for row in verified.accept_index[r].tolist() if row != -1],
             committed=request.output_ids[len(request.output_ids) - accept_len :],
             finish_reason=request.finish_reason,
             draft_slots=candidates.slots[r].tolist() if candidates else [],
-            verify_slots=slots[rows],
+            verify_slots=slots[r * n : (r + 1) * n],
             kept_slots=[slots[row] for row in done.kept_rows[r]],
         )
 
@@ -93,3 +97,9 @@ def _pool(candidates: Candidates, r: int, k: int) -> list[Candidate]:
         Candidate(token=token, parent=nodes[i // k], score=score)
         for i, (token, score) in enumerate(zip(tokens, scores, strict=True))
     ]
+
+
+def _guesses(tokens: list[int], parents: list[int]) -> list[Candidate]:
+    """The rows of a tree that was not chosen from a pool, but for the root: a row's pool index is one less."""
+    below_root = zip(tokens[1:], parents[1:], strict=True)
+    return [Candidate(token=token, parent=parent - 1, score=None) for token, parent in below_root]

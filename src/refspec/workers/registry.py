@@ -32,6 +32,7 @@ from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Stats, Worker
 from refspec.workers.eagle_v1 import EagleWorkerV1
 from refspec.workers.eagle_v2 import EagleWorkerV2
+from refspec.workers.ngram import NgramWorker
 
 Draft = TypeVar("Draft", bound=ServedModel)
 
@@ -173,11 +174,17 @@ def _eagle_v2(setup: Setup) -> Worker:
     return EagleWorkerV2(setup.target_runner(), draft, setup.allocator, setup.stats, config)
 
 
+def _ngram(setup: Setup) -> Worker:
+    setup.no_draft()
+    return NgramWorker(setup.target_runner(), setup.allocator, setup.stats, setup.config)
+
+
 BUILT_IN = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm("eagle", "an EAGLE head over the target's hidden states, rounds as in spec v1", _eagle, "tiny-eagle"),
         Algorithm("eagle-v2", "the same head, rounds as in spec v2: they overlap", _eagle_v2, "tiny-eagle"),
+        Algorithm("ngram", "no draft model: what followed the same tokens before, in any prompt or output", _ngram),
     )
 }
 assert tuple(BUILT_IN) == ALGORITHMS
