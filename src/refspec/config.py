@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALGORITHMS = ("eagle", "eagle-v2", "ngram")  # built in; workers/registry.py says what each is, and how others are added
+# Built in, and what each is. workers/registry.py says how they are put together, and how others are added.
+ALGORITHMS = {
+    "eagle": "an EAGLE head over the target's hidden states, rounds as in spec v1",
+    "eagle-v2": "the same head, rounds as in spec v2: they overlap",
+    "ngram": "no draft model: what followed the same tokens before, in any prompt or output",
+}
 ALGORITHM_GROUP = "refspec.algorithms"
 SAMPLERS = ("target_only", "rejection", "block")
 MATCH_TYPES = ("BFS", "PROB")
+# Fields of SpecConfig that mean nothing where guesses are looked up.
+OF_A_DRAFT_MODEL = ("topk", "num_steps", "exact_branch_kv", "sampler", "threshold_single", "threshold_acc")
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class SpecConfig:
                 f"ngram_match_type is {self.ngram_match_type!r}, it must be one of: {', '.join(MATCH_TYPES)}"
             )
         for name, value in self._changed().items():
-            if name in ("topk", "num_steps", "exact_branch_kv", "sampler", "threshold_single", "threshold_acc"):
+            if name in OF_A_DRAFT_MODEL:
                 raise ValueError(f"{name} is {value!r}, but algorithm ngram drafts with no model: leave it out")
 
     def _changed(self) -> dict[str, object]:

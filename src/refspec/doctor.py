@@ -46,7 +46,8 @@ def examine() -> list[Check]:
     return [
         _check_python(),
         _check_torch(answers["torch"]),
-        *_check_weights(answers["weights"]),
+        *_check_weights(answers["weights"], answers["algorithms"]),
+        _check_algorithms(answers["algorithms"]),
         _check_gpu(answers["gpu"], answers["torch"]),
         _check_triton(answers["triton"], answers["gpu"]),
         _check_oracle(),
@@ -84,13 +85,14 @@ def _check_torch(answer: dict[str, Any]) -> Check:
     return check(ok=True, found=found)
 
 
-def _check_weights(answer: dict[str, Any]) -> list[Check]:
+def _check_weights(answer: dict[str, Any], algorithms: dict[str, Any]) -> list[Check]:
     if "error" in answer:
         answer = {name: {"error": "not looked at, since torch does not load"} for name in REQUIRED_WEIGHTS}
     checks = []
     for name, found in answer.items():
         required = name in REQUIRED_WEIGHTS
-        needed_for = "generating without --target and --draft" if required else f"drafting by {name}"
+        users = [algorithm for algorithm, draft in algorithms.get("drafts", {}).items() if draft == name]
+        needed_for = "generating without --target and --draft" if required else " and ".join(users) or "nothing so far"
         check = partial(Check, f"weights {name}", needed_for, required=required)
         if "error" in found:
             remedy = "reinstall refspec, or train them: python scripts/train_tiny.py"
@@ -99,6 +101,15 @@ def _check_weights(answer: dict[str, Any]) -> list[Check]:
             size = f"{found['parameters'] / 1e6:.2f}M parameters, {found['megabytes']:.1f} MB"
             checks.append(check(ok=True, found=size))
     return checks
+
+
+def _check_algorithms(answer: dict[str, Any]) -> Check:
+    check = partial(Check, "algorithms", "those of installed packages; the built-in ones run")
+    if "error" in answer:
+        return check(ok=False, found=answer["error"], remedy="see to torch first")
+    if answer["complaints"]:
+        return check(ok=False, found="; ".join(answer["complaints"]), remedy="mend these packages, or remove them")
+    return check(ok=True, found=", ".join(answer["drafts"]))
 
 
 def _check_gpu(answer: dict[str, Any], torch: dict[str, Any]) -> Check:
@@ -222,6 +233,20 @@ def _probe_triton() -> dict[str, Any]:
     return {"version": triton.__version__}
 
 
+def _probe_algorithms() -> dict[str, Any]:
+    """Of all that load, the shipped drafts; and what is wrong with those that packages offer."""
+    from refspec.config import ALGORITHMS, algorithm_entry_points
+    from refspec.workers.registry import clash_with, find_algorithm
+
+    drafts, complaints = {}, [clash for name in ALGORITHMS if (clash := clash_with(name))]
+    for name in (*ALGORITHMS, *algorithm_entry_points()):
+        try:
+            drafts[name] = find_algorithm(name).shipped_draft
+        except ValueError as error:
+            complaints.append(str(error))
+    return {"drafts": drafts, "complaints": complaints}
+
+
 def _probe_weights() -> dict[str, Any]:
     """Configuration, tokenizer, and the tensors' sizes, which the files' heads tell."""
     from refspec.models.checkpoint import SHIPPED, SHIPPED_FOLDER
@@ -255,6 +280,7 @@ def _look_into(folder: Path) -> dict[str, Any]:
 PROBES: dict[str, Callable[[], dict[str, Any]]] = {
     "torch": _probe_torch,
     "weights": _probe_weights,
+    "algorithms": _probe_algorithms,
     "gpu": _probe_gpu,
     "triton": _probe_triton,
 }

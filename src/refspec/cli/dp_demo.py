@@ -16,7 +16,7 @@ from rich.table import Table
 
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.demo import PROMPTS
-from refspec.cli.generate import option_names
+from refspec.cli.option_names import option_names
 from refspec.cli.render import plural
 from refspec.config import SamplingParams, SpecConfig
 

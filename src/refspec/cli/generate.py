@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,61 +19,26 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from refspec.cli.algorithm import PLAIN, SPEC_FIELDS, algorithm_name, given_options, option_of, spec_of
 from refspec.cli.command_line import UsageError, shows_progress
+from refspec.cli.option_names import option_names
 from refspec.cli.record import trace_writer
 from refspec.cli.render import plural, round_views
 from refspec.cli.report import counts_table, most_telling, print_text, summary
 from refspec.cli.viewer import show_rounds
-from refspec.config import ALGORITHMS, MATCH_TYPES, SAMPLERS, SamplingParams, SpecConfig
+from refspec.config import MATCH_TYPES, SAMPLERS, SamplingParams, SpecConfig
 from refspec.trace import Round
 
 if TYPE_CHECKING:
     from refspec.engine.engine import Engine, Generation
 
-PLAIN = "none"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 BACKENDS = ("auto", "torch", "triton")
 RETRACTIONS = ("newest", "largest", "least_output")  # the engine's
-SAMPLER_FIELDS = ("sampler", "threshold_single", "threshold_acc")  # of SpecConfig; options of the same names
-NGRAM_FIELDS = ("ngram_max_trie_depth", "ngram_max_bfs_breadth", "ngram_match_type", "ngram_capacity")  # likewise
-SPEC_FIELDS = (
-    *("topk", "num_steps", "num_draft_tokens", "exact_branch_kv"),
-    *(*SAMPLER_FIELDS, "exact_penalties", *NGRAM_FIELDS),
-)
-# Options that plain decoding does not take.
-SPEC_OPTIONS = (
-    *("topk", "steps", "draft_tokens", "exact_branch_kv"),
-    *(*SAMPLER_FIELDS, "exact_penalties", *NGRAM_FIELDS, "draft"),
-)
-# The library's words, and the options that set them.
-OPTIONS = {
-    "num_draft_tokens": "--draft-tokens",
-    "num_steps": "--steps",
-    "topk": "--topk",
-    "max_new_tokens": "--max-new-tokens",
-    "stop_token_ids": "--stop-token-id",
-    "temperature": "--temperature",
-    "top_k": "--top-k",
-    "top_p": "--top-p",
-    "min_p": "--min-p",
-    "repetition_penalty": "--repetition-penalty",
-    "frequency_penalty": "--frequency-penalty",
-    "presence_penalty": "--presence-penalty",
-    "logit_bias": "--logit-bias",
-    "logprobs": "--logprobs",
-    "seed": "--seed",
-    "sampler": "--sampler",
-    "threshold_single": "--threshold-single",
-    "threshold_acc": "--threshold-acc",
-    **{name: "--" + name.replace("_", "-") for name in NGRAM_FIELDS},
-    "kv_slots": "--kv-slots",
-    "graphs=False": "--no-graphs",
-    "spec.page_size": "--page-size",
-    "page_size": "--page-size",
-    "chunk_size": "--chunk-size",
-    "retraction": "--retraction",
-    "max_running": "--max-running",
-}
+# What help says of options whose default depends on the algorithm.
+TOPK_DEFAULT = f"{SpecConfig.topk}, or the algorithm's"
+STEPS_DEFAULT = f"{SpecConfig.num_steps}, or the algorithm's"
+DRAFT_TOKENS_DEFAULT = f"{SpecConfig.num_draft_tokens}, or as many as there are; of a chain S + 1"
 PATIENCE_SECONDS = 1.0  # a run that is over by then shows no progress bar
 MOST_LENS = 60  # accept lengths that are listed one by one
 MOST_LOGPROBS = 40  # tokens whose log-probabilities are: --json has all of them
@@ -106,16 +70,19 @@ def generate(
     ] = None,
     algorithm: Annotated[
         str,
-        typer.Option(
-            parser=one_of(*ALGORITHMS, PLAIN),
-            metavar="|".join((*ALGORITHMS, PLAIN)),
-            help="How to speculate; none: token by token.",
-        ),
+        typer.Option(parser=algorithm_name, metavar="NAME", help="How to speculate: see below; none: token by token."),
     ] = SpecConfig.algorithm,
-    topk: Annotated[int, typer.Option(metavar="K", help="Branches that the draft follows.")] = SpecConfig.topk,
-    steps: Annotated[int, typer.Option(metavar="S", help="Levels of the draft's tree.")] = SpecConfig.num_steps,
+    topk: Annotated[
+        int, typer.Option(metavar="K", help="Branches that the draft follows.", show_default=TOPK_DEFAULT)
+    ] = SpecConfig.topk,
+    steps: Annotated[
+        int, typer.Option(metavar="S", help="Levels of the draft's tree.", show_default=STEPS_DEFAULT)
+    ] = SpecConfig.num_steps,
     draft_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Nodes that the target verifies, the root included.")
+        int,
+        typer.Option(
+            metavar="N", help="Nodes that the target verifies, the root included.", show_default=DRAFT_TOKENS_DEFAULT
+        ),
     ] = SpecConfig.num_draft_tokens,
     exact_branch_kv: Annotated[
         bool, typer.Option(help="Let a draft branch attend its true ancestors; else as SGLang does.")
@@ -201,29 +168,30 @@ def generate(
     threshold_acc: Annotated[
         float, typer.Option(metavar="P", help="Below 1: accept as if drafts were 1/P times as likely. Bends the law.")
     ] = SpecConfig.threshold_acc,
-    ngram_max_trie_depth: Annotated[
-        int, typer.Option(metavar="N", help="Of ngram: tokens of a match and of what followed it, together.")
+    ngram_depth: Annotated[
+        int,
+        typer.Option(metavar="N", help="Of ngram: tokens of a match and of what followed it, together."),
     ] = SpecConfig.ngram_max_trie_depth,
-    ngram_max_bfs_breadth: Annotated[
-        int, typer.Option(metavar="N", help="Of ngram: different tokens that are guessed after a match, at most.")
+    ngram_breadth: Annotated[
+        int, typer.Option(metavar="N", help="Of ngram: guesses side by side after a match, at most.")
     ] = SpecConfig.ngram_max_bfs_breadth,
     ngram_match_type: Annotated[
         str,
         typer.Option(
             parser=one_of(*MATCH_TYPES),
             metavar="|".join(MATCH_TYPES),
-            help="Of ngram: what comes first, the latest (BFS) or the most frequent (PROB).",
+            help="Of ngram: guess first what followed latest, or most often.",
         ),
     ] = SpecConfig.ngram_match_type,
     ngram_capacity: Annotated[
-        int, typer.Option(metavar="N", help="Of ngram: pieces of text that are remembered.")
+        int, typer.Option(metavar="N", help="Of ngram: pieces of text that are remembered, 0.4 KB each.")
     ] = SpecConfig.ngram_capacity,
     target: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="A shipped model, or a folder in the Hugging Face layout.")
     ] = "tiny",
     draft: Annotated[
         str | None,
-        typer.Option(metavar="NAME|DIR", help="The same, for the EAGLE head.", show_default="that of a shipped target"),
+        typer.Option(metavar="NAME|DIR", help="The same, for the draft.", show_default="that of a shipped target"),
     ] = None,
     dtype: Annotated[
         str, typer.Option(parser=one_of(*DTYPES), metavar="|".join(DTYPES), help="Of weights and cache.")
@@ -278,7 +246,7 @@ def generate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
-    """Continue prompts, by EAGLE speculation or plainly.
+    """Continue prompts, by speculation or plainly.
 
     On a terminal: the text, in which tokens that one round brought look alike; the tree of the round that accepted
     most; and what the run took.
@@ -289,25 +257,8 @@ def generate(
     if not prompts:
         raise UsageError('no prompt: give at least one, as in refspec generate "def fib(n):"')
     schema = _read_schema(json_schema) if json_schema else None
+    spec = spec_of(ctx, algorithm, page_size)  # it matters which options were given, and ctx knows
     with option_names(UsageError):
-        spec = None
-        if not plain:
-            spec = SpecConfig(
-                algorithm=algorithm,
-                topk=topk,
-                num_steps=steps,
-                num_draft_tokens=draft_tokens,
-                page_size=page_size,
-                exact_branch_kv=exact_branch_kv,
-                sampler=sampler,
-                threshold_single=threshold_single,
-                threshold_acc=threshold_acc,
-                exact_penalties=exact_penalties,
-                ngram_max_trie_depth=ngram_max_trie_depth,
-                ngram_max_bfs_breadth=ngram_max_bfs_breadth,
-                ngram_match_type=ngram_match_type,
-                ngram_capacity=ngram_capacity,
-            )
         params = SamplingParams(
             max_new_tokens=max_new_tokens,
             stop_token_ids=tuple(stop_token_id or ()),
@@ -350,6 +301,7 @@ def generate(
             given = {name: value for name, value in pool.items() if value is not None}
             engine = Engine(target, draft, spec, device, dtype, backend, **given)
         announce_interpreter(engine.backend, as_json)
+        print_notes(engine, as_json)
         settings = asdict(params)
         if schema is not None:
             params, settings["grammar"] = replace(params, grammar=engine.json_grammar(schema)), schema
@@ -357,7 +309,7 @@ def generate(
             generations = engine.generate(prompts, params, observer)
         config = {
             "algorithm": algorithm,
-            **{name: getattr(spec, name, None) for name in SPEC_FIELDS},
+            **{name: getattr(spec, name, None) for name in SPEC_FIELDS.values()},
             **settings,
             "target": target,
             "draft": None if spec is None else draft or find_algorithm(spec.algorithm).shipped_draft,
@@ -376,7 +328,8 @@ def generate(
 
     stats = engine.stats.as_dict()
     if as_json:
-        typer.echo(json.dumps({"generations": list(map(asdict, generations)), "stats": stats, "config": config}))
+        printed = {"generations": list(map(asdict, generations)), "stats": stats, "config": config}
+        typer.echo(json.dumps({**printed, "notes": engine.notes}))
         return
     views = round_views(record)
     if watch and views:
@@ -436,20 +389,10 @@ def announce_interpreter(backend: str, as_json: bool) -> None:
         typer.echo("Triton's interpreter runs the kernels here: a round takes seconds.", err=True)
 
 
-@contextmanager
-def option_names(error_type: type[ValueError]) -> Iterator[None]:
-    """Errors of the library, in the command line's words.
-
-    What stands in quotes is the user's own, and errors with a type of their own speak of files, not of options.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if type(error) is not ValueError:
-            raise
-        words = r"(?<!\w)'[^']*'|\b(?:" + "|".join(OPTIONS) + r")\b"
-        message = re.sub(words, lambda found: OPTIONS.get(found[0], found[0]), str(error))
-        raise error_type(message) from None
+def print_notes(engine: Engine, as_json: bool) -> None:
+    """On stderr, what the engine does otherwise than it was asked for. In JSON it stands beside the results."""
+    for note in engine.notes if not as_json else ():
+        typer.echo(f"refspec: {note}", err=True)
 
 
 def _check_options(ctx: typer.Context, plain: bool, watch: bool, trace: Path | None, as_json: bool) -> None:
@@ -458,32 +401,16 @@ def _check_options(ctx: typer.Context, plain: bool, watch: bool, trace: Path | N
     if plain and (watch or trace):
         option = "--watch" if watch else "--trace"
         raise UsageError(f"{option} with --algorithm none: plain decoding has no rounds to show, leave one of them out")
-    if plain:
-        refuse_spec_options(ctx)
-
-
-def refuse_spec_options(ctx: typer.Context) -> None:
-    """Raises UsageError for an option on the command line that plain decoding does not take."""
-    if given := _given(ctx, SPEC_OPTIONS):
-        raise UsageError(f"{given[0]} with --algorithm none: it is for speculation, leave one of them out")
 
 
 def check_sampling_options(ctx: typer.Context) -> None:
     """Nobody who asks for a filter means greedy decoding, unless it is asked for as well. Raises UsageError."""
-    given = _given(ctx, ("top_k", "top_p", "min_p", "seed"))
-    if given and not _given(ctx, ("temperature",)):
-        raise UsageError(f"{given[0]} without --temperature: it is for sampling, so give both (or --temperature 0)")
-
-
-def _given(ctx: typer.Context, names: Sequence[str]) -> list[str]:
-    """Those of the options that are on the command line, as they are written there."""
-    return [
-        parameter.opts[0]
-        for parameter in ctx.command.params
-        if parameter.name in names
-        and (source := ctx.get_parameter_source(parameter.name))
-        and source.name == "COMMANDLINE"
-    ]
+    given = given_options(ctx)
+    filters = [name for name in ("top_k", "top_p", "min_p", "seed") if name in given]
+    if filters and "temperature" not in given:
+        raise UsageError(
+            f"{option_of(ctx, filters[0])} without --temperature: it is for sampling, so give both (or --temperature 0)"
+        )
 
 
 def read_prompt(file: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from refspec import __version__
+from refspec.cli.algorithm import AlgorithmCommand
 from refspec.cli.bench import bench_app
 from refspec.cli.command_line import CommandLine
 from refspec.cli.demo import demo
@@ -27,12 +28,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
+app.command(cls=AlgorithmCommand)(generate)
 app.add_typer(trace_app, name="trace")
 app.add_typer(bench_app, name="bench")
 app.add_typer(oracle_app, name="oracle")
 app.command()(demo)
-app.command()(serve_demo)
+app.command(cls=AlgorithmCommand)(serve_demo)
 app.command()(dp_demo)
 for command in (exercises, start, grade, hint, reset):
     app.command()(command)

@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from refspec.cli.algorithm import algorithm_name, spec_of
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.generate import (
+    DRAFT_TOKENS_DEFAULT,
     DTYPES,
-    PLAIN,
     RETRACTIONS,
+    STEPS_DEFAULT,
+    TOPK_DEFAULT,
     check_sampling_options,
     one_of,
-    option_names,
+    print_notes,
     read_prompt,
-    refuse_spec_options,
 )
+from refspec.cli.option_names import option_names
 from refspec.cli.viewer import Screen, has_screen
-from refspec.config import ALGORITHMS, SamplingParams, SpecConfig
+from refspec.config import SamplingParams, SpecConfig
 
 if TYPE_CHECKING:
     from refspec.cli.serve_run import Run
@@ -110,16 +113,19 @@ def serve_demo(
     ] = 3,
     algorithm: Annotated[
         str,
-        typer.Option(
-            parser=one_of(*ALGORITHMS, PLAIN),
-            metavar="|".join((*ALGORITHMS, PLAIN)),
-            help="How to speculate; none: token by token.",
-        ),
+        typer.Option(parser=algorithm_name, metavar="NAME", help="How to speculate: see below; none: token by token."),
     ] = SpecConfig.algorithm,
-    topk: Annotated[int, typer.Option(metavar="K", help="Branches that the draft follows.")] = SpecConfig.topk,
-    steps: Annotated[int, typer.Option(metavar="S", help="Levels of the draft's tree.")] = SpecConfig.num_steps,
+    topk: Annotated[
+        int, typer.Option(metavar="K", help="Branches that the draft follows.", show_default=TOPK_DEFAULT)
+    ] = SpecConfig.topk,
+    steps: Annotated[
+        int, typer.Option(metavar="S", help="Levels of the draft's tree.", show_default=STEPS_DEFAULT)
+    ] = SpecConfig.num_steps,
     draft_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Nodes that the target verifies, the root included.")
+        int,
+        typer.Option(
+            metavar="N", help="Nodes that the target verifies, the root included.", show_default=DRAFT_TOKENS_DEFAULT
+        ),
     ] = SpecConfig.num_draft_tokens,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Output tokens for each prompt, at most.")] = 48,
     temperature: Annotated[
@@ -161,9 +167,6 @@ def serve_demo(
 
     Exit status 0: each prompt got the tokens that it gets alone, but for rounding. Else 1.
     """
-    plain = algorithm == PLAIN
-    if plain:
-        refuse_spec_options(ctx)
     check_sampling_options(ctx)
     if step and as_json:
         raise UsageError("--step waits for keys, --json prints nothing but JSON: leave one of them out")
@@ -171,12 +174,8 @@ def serve_demo(
     if step and not has_screen(console):
         raise UsageError("--step waits for keys, and there is no terminal to press them on: leave it out")
     prompts = [*(prompt or []), *map(read_prompt, prompt_file or [])] or list(PROMPTS)
+    spec = spec_of(ctx, algorithm, page_size)  # it matters which options were given, and ctx knows
     with option_names(UsageError):
-        spec = None
-        if not plain:
-            spec = SpecConfig(
-                algorithm=algorithm, topk=topk, num_steps=steps, num_draft_tokens=draft_tokens, page_size=page_size
-            )
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
 
     quiet = not shows_progress(as_json)
@@ -195,6 +194,7 @@ def serve_demo(
             chunk_size=chunk_size or None,
             retraction=retraction,
         )
+    print_notes(engine, as_json)
     with option_names(ValueError):
         run = Run(Watch(engine), prompts, params, every)
     if has_screen(console) and not as_json:
@@ -227,7 +227,8 @@ def serve_demo(
             "prompts": prompts,
         }
         events = [event.as_dict() for event in run.events]
-        typer.echo(json.dumps({"config": config, "events": events, "requests": run.outcomes(), "summary": summary}))
+        printed = {"config": config, "events": events, "requests": run.outcomes(), "summary": summary}
+        typer.echo(json.dumps({**printed, "notes": engine.notes}))
     else:
         console.print()
         console.print(run.view())

@@ -31,7 +31,7 @@ from refspec.runtime.graphs import GraphRunner, capture_sizes
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Observer, Stats, Worker
 from refspec.workers.plain import PlainWorker
-from refspec.workers.registry import Setup, find_algorithm, require_finite
+from refspec.workers.registry import Setup, clash_with, find_algorithm, require_finite
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -95,6 +95,8 @@ class Engine:
         GPU with the kernels, for models that have weights. On a CPU nothing is gained, but buffers and padding can be
         tried. The sizes are in .graphs afterwards.
 
+    What is done otherwise than it was asked for, and why, is in .notes afterwards, a line for each.
+
     An engine is for one thread. Raises ValueError (CheckpointError for a model folder) with one line that says what is
     wrong.
     """
@@ -151,6 +153,7 @@ class Engine:
         self.target_model = self._load_target(target, resolve_dtype(dtype))
         self.dtype = self.target_model.kv_layout.dtype
         self.stats = Stats()
+        self.notes: list[str] = []
         target_config = self.target_model.config
         # Rows of the output head beyond the tokenizer's ids are padding, whatever their logits say.
         vocab_size = target_config.vocab_size
@@ -169,6 +172,9 @@ class Engine:
             if spec.num_candidates and spec.topk > vocab_size:
                 raise ValueError(f"topk is {spec.topk}, but the vocabulary has only {vocab_size} ids")
             algorithm = find_algorithm(spec.algorithm)
+            algorithm.check(spec)
+            if clash := clash_with(spec.algorithm):
+                self.notes.append(clash)
             worker = algorithm.build(
                 Setup(
                     config=spec,
@@ -180,6 +186,7 @@ class Engine:
                     dtype=self.dtype,
                     device=self.device,
                     make_runner=self._runner,
+                    note=self.notes.append,
                 )
             )
         cache = PrefixCache(self.allocator, pair_keys=worker.reads_ahead) if prefix_cache else None

@@ -8,22 +8,30 @@ group "refspec.algorithms" that names it, in its pyproject.toml:
     my-drafter = "my_package.drafter:ALGORITHM"
 
 Once that package is installed, SpecConfig(algorithm="my-drafter") works, and so does --algorithm my-drafter. The
-entry point's name must be the Algorithm's own. A name that is built in cannot be taken.
+entry point's name must be the Algorithm's own. A name that is built in cannot be taken: the built-in one stays, and
+Engine.notes says so. tests/plugin_example is such a package.
 
 Source: SGLang: python/sglang/srt/speculative/spec_registry.py @0.5.23
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from refspec.config import ALGORITHMS, SpecConfig, algorithm_entry_points
+from refspec.config import (
+    ALGORITHM_GROUP,
+    ALGORITHMS,
+    OF_A_DRAFT_MODEL,
+    SpecConfig,
+    algorithm_entry_points,
+)
 from refspec.memory.allocator import SlotAllocator
 from refspec.models.checkpoint import find_checkpoint, load_eagle
 from refspec.models.eagle import EagleHead
@@ -45,6 +53,7 @@ class Setup:
     draft: as the engine's user gave it: a shipped name, a folder, a model object; None: nothing was given.
     make_runner: (model, rows) -> a runner of it over a KV pool of its own. rows: by phase, how many rows each request
         has at most, in forwards that a graph may hold.
+    note: for Engine.notes: a line that says what of the config is done otherwise than it says, and why.
     """
 
     config: SpecConfig
@@ -56,6 +65,7 @@ class Setup:
     dtype: torch.dtype
     device: torch.device
     make_runner: Callable[[ServedModel, dict[str, int]], ModelRunner]
+    note: Callable[[str], None]
 
     def target_runner(self, model: ServedModel | None = None) -> ModelRunner:
         """A runner of the target (or of a model that stands in for it), which verifies N rows of each request."""
@@ -105,33 +115,96 @@ class Algorithm:
     name: that of SpecConfig.algorithm. summary: one line. build: makes the worker; raises ValueError, with one line
     that says what is wrong, for a config or models that it cannot work with. shipped_draft: the shipped draft that it
     takes with the shipped target; None: it takes no draft.
+    defaults: fields of SpecConfig that should have other values than its own, where nobody asks for any.
+    fixed: fields that nobody may choose, since it does not look at them or can work with one value only: that of
+        defaults, or else SpecConfig's own. Of num_draft_tokens it is num_steps + 1.
     """
 
     name: str
     summary: str
     build: Callable[[Setup], Worker]
     shipped_draft: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+
+    def spec(self, **given: Any) -> SpecConfig:
+        """The config of this algorithm in which these fields are given, and the others as suits it.
+
+        num_draft_tokens, if it is not given, goes with topk and num_steps: num_steps + 1 along a chain; in a tree its
+        default, or, where there are fewer candidates, all of them. Raises ValueError as SpecConfig does, and for a
+        field that has no meaning here.
+        """
+        for name in given:
+            owner = name.partition("_")[0]
+            if name in self.fixed or (owner in ALGORITHMS and owner != self.name):
+                raise ValueError(f"{name} is given, but algorithm {self.name} leaves no choice there: leave it out")
+        settings = {"algorithm": self.name, **self.defaults, **given}
+        if "num_draft_tokens" not in given:
+            shape = {name: settings[name] for name in ("algorithm", "topk", "num_steps") if name in settings}
+            least = SpecConfig(**shape, num_draft_tokens=2)
+            most = settings.get("num_draft_tokens", SpecConfig.num_draft_tokens)
+            if least.num_candidates:
+                most = least.num_steps + 1 if least.topk == 1 else min(most, least.num_candidates + 1)
+            settings["num_draft_tokens"] = most
+        return SpecConfig(**settings)
+
+    def check(self, config: SpecConfig) -> None:
+        """Raises ValueError, with a config that would fit, for one in which a fixed field has another value."""
+        fitting = self.spec()
+        for name in self.fixed:
+            value, wanted = getattr(config, name), getattr(fitting, name)
+            if name == "num_draft_tokens":
+                wanted = config.num_steps + 1
+            if value != wanted:
+                shape = ", ".join(
+                    f"{each}={getattr(fitting, each)}" for each in ("topk", "num_steps", "num_draft_tokens")
+                )
+                raise ValueError(
+                    f"{name} is {value!r}, but with algorithm {self.name} it must be {wanted!r} "
+                    f"(one that fits: SpecConfig(algorithm={self.name!r}, {shape}))"
+                )
 
 
 def find_algorithm(name: str) -> Algorithm:
     """The algorithm of that name, built in or from an installed package. Raises ValueError where there is none."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    found = algorithm_entry_points().get(name)
-    if found is None:
+    found = _offers(name)
+    if not found:
         raise ValueError(
             f"algorithm is {name!r}, it must be one of: {', '.join((*BUILT_IN, *algorithm_entry_points()))}"
         )
+    if len(found) > 1:
+        packages = " and ".join(map(_package_of, found))
+        raise ValueError(f"algorithm {name!r} is offered by {packages}: remove all but one of these packages")
+    origin = f"algorithm {name!r} comes from {found[0].value} of the package {_package_of(found[0])}"
     try:
-        algorithm = found.load()
+        algorithm = found[0].load()
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(
-            f"algorithm {name!r} comes from {found.value}, which cannot be loaded ({type(error).__name__}: {reason})"
-        ) from error
-    if not isinstance(algorithm, Algorithm) or algorithm.name != name:
-        raise ValueError(f"algorithm {name!r} comes from {found.value}, which is no Algorithm of that name")
+        raise ValueError(f"{origin}, which cannot be loaded ({type(error).__name__}: {reason})") from error
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"{origin}, which is no Algorithm of refspec.workers.registry but {algorithm!r}")
+    if algorithm.name != name:
+        raise ValueError(f"{origin}, which is an Algorithm of another name, {algorithm.name!r}")
     return algorithm
+
+
+def clash_with(name: str) -> str | None:
+    """A line about installed packages that offer an algorithm of a built-in one's name; None: nobody does."""
+    offers = _offers(name) if name in BUILT_IN else []
+    if not offers:
+        return None
+    packages = " and ".join(map(_package_of, offers))
+    return f"algorithm {name!r} is the built-in one: what {packages} offers under that name is not used"
+
+
+def _offers(name: str) -> list[EntryPoint]:
+    return list(entry_points(group=ALGORITHM_GROUP, name=name))
+
+
+def _package_of(found: EntryPoint) -> str:
+    return found.dist.name if found.dist else found.module
 
 
 def require_finite(model: ServedModel, role: str) -> None:
@@ -179,12 +252,16 @@ def _ngram(setup: Setup) -> Worker:
     return NgramWorker(setup.target_runner(), setup.allocator, setup.stats, setup.config)
 
 
+def _built_in(name: str, build: Callable[[Setup], Worker], shipped_draft: str | None = None, **rest: Any) -> Algorithm:
+    return Algorithm(name, ALGORITHMS[name], build, shipped_draft, **rest)
+
+
 BUILT_IN = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm("eagle", "an EAGLE head over the target's hidden states, rounds as in spec v1", _eagle, "tiny-eagle"),
-        Algorithm("eagle-v2", "the same head, rounds as in spec v2: they overlap", _eagle_v2, "tiny-eagle"),
-        Algorithm("ngram", "no draft model: what followed the same tokens before, in any prompt or output", _ngram),
+        _built_in("eagle", _eagle, "tiny-eagle"),
+        _built_in("eagle-v2", _eagle_v2, "tiny-eagle"),
+        _built_in("ngram", _ngram, fixed=OF_A_DRAFT_MODEL),
     )
 }
-assert tuple(BUILT_IN) == ALGORITHMS
+assert tuple(BUILT_IN) == tuple(ALGORITHMS)
