@@ -85,7 +85,7 @@ def environment(**changed: str) -> dict[str, str]:
 
 def test_json_is_one_document(models: list[str]) -> None:
     printed = run("generate", "def fib(n):", "x", *models, "--max-new-tokens", "9", "--json").json()
-    assert list(printed) == ["generations", "stats", "config"]
+    assert list(printed) == ["generations", "stats", "config", "notes"]
     for generation in printed["generations"]:
         assert list(generation) == [
             "text",
@@ -219,7 +219,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
     }
     options = {option.name for option in typer.main.get_command(app).commands["generate"].params}  # type: ignore[attr-defined]
     ngram = {name: value for name, value in asdict(SpecConfig()).items() if name.startswith("ngram_")}
-    elsewhere = {"watch", "json_schema", *ngram}  # tested below
+    elsewhere = {"watch", "json_schema", *ngram}  # tested below; n-gram's in test_cli_algorithms.py
     assert options - {"help"} == {*given, *elsewhere}, "an option that this test does not know"
 
     words = [word for values in given.values() for word in values]

@@ -118,7 +118,7 @@ def test_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_target(tmp_path / "target", target)
     saved_head(tmp_path / "eagle", random_head(target))
 
-    tiny, eagle, standalone, *_ = doctor._check_weights(doctor._probe_weights())
+    tiny, eagle, standalone, *_ = doctor._check_weights(doctor._probe_weights(), doctor._probe_algorithms())
     assert (tiny.name, tiny.ok, eagle.ok) == ("weights tiny", True, True)
     assert f"{sum(p.numel() for p in target.parameters()) / 1e6:.2f}M parameters" in tiny.found
     assert not standalone.ok
@@ -127,14 +127,14 @@ def test_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "target" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     (tmp_path / "eagle" / "config.json").write_text("{}")
-    tiny, eagle, *_ = doctor._check_weights(doctor._probe_weights())
+    tiny, eagle, *_ = doctor._check_weights(doctor._probe_weights(), doctor._probe_algorithms())
     assert not tiny.ok
     assert not eagle.ok
     assert "config.json" in eagle.found
     file.unlink()
-    assert not doctor._check_weights(doctor._probe_weights())[0].ok
+    assert not doctor._check_weights(doctor._probe_weights(), doctor._probe_algorithms())[0].ok
     (tmp_path / "target" / "tokenizer.json").unlink()
-    assert "no tokenizer.json" in doctor._check_weights(doctor._probe_weights())[0].found
+    assert "no tokenizer.json" in doctor._check_weights(doctor._probe_weights(), doctor._probe_algorithms())[0].found
 
 
 @pytest.mark.parametrize(("cuda", "words"), [(None, "a torch built for CUDA"), ("13.0", "nvidia-smi")])

@@ -196,7 +196,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 def test_json_is_one_document_and_adds_up() -> None:
     printed = run("serve-demo", "--max-new-tokens", "24", "--json").json()
-    assert list(printed) == ["config", "events", "requests", "summary"]
+    assert list(printed) == ["config", "events", "requests", "summary", "notes"]
     summary, requests, events = printed["summary"], printed["requests"], printed["events"]
     assert summary["ok"]
     assert summary["same_outputs"] == summary["requests"] == len(requests) == len(PROMPTS)

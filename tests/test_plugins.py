@@ -1,4 +1,4 @@
-"""Algorithms from packages: the example in tests/plugin_example works everywhere, and a broken one is told in a line."""
+"""Algorithms from packages: that of tests/plugin_example works everywhere, and a broken one is told in a line."""
 
 from __future__ import annotations
 
@@ -154,7 +154,9 @@ def test_the_example_is_offered(example: Path) -> None:
     assert PROBES["algorithms"]()["drafts"]["repeat-last"] is None  # what the doctor lists
 
 
-@pytest.mark.parametrize("option", ["--topk 1", "--draft-tokens 5", "--sampler target_only", "--ngram-breadth 3"])
+@pytest.mark.parametrize(
+    "option", ["--topk 1", "--draft-tokens 5", "--sampler target_only", "--ngram-max-bfs-breadth 3"]
+)
 def test_options_that_the_example_ignores_are_refused(option: str, example: Path) -> None:
     status, out, err = run("generate", "x", "--algorithm", "repeat-last", *option.split())
     assert (status, out) == (2, "")

@@ -25,8 +25,8 @@ SPEC_FIELDS = {
     "threshold_single": "threshold_single",
     "threshold_acc": "threshold_acc",
     "exact_penalties": "exact_penalties",
-    "ngram_depth": "ngram_max_trie_depth",
-    "ngram_breadth": "ngram_max_bfs_breadth",
+    "ngram_max_trie_depth": "ngram_max_trie_depth",
+    "ngram_max_bfs_breadth": "ngram_max_bfs_breadth",
     "ngram_match_type": "ngram_match_type",
     "ngram_capacity": "ngram_capacity",
 }
@@ -75,7 +75,9 @@ def spec_of(ctx: typer.Context, algorithm: str, page_size: int) -> SpecConfig | 
     if algorithm == PLAIN:
         for name in (*SPEC_FIELDS, "draft"):
             if name in given:
-                raise UsageError(f"{option_of(ctx, name)} with --algorithm none: it is for speculation, leave one out")
+                raise UsageError(
+                    f"{option_of(ctx, name)} with --algorithm none: it is for speculation, leave one of them out"
+                )
         return None
     from refspec.workers.registry import find_algorithm
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from refspec.cli.bench_algorithms import algorithms
 from refspec.cli.bench_host_overhead import host_overhead
 from refspec.cli.bench_kernels import kernels
 from refspec.cli.command_line import CommandLine, UsageError, shows_progress
@@ -19,6 +20,7 @@ from refspec.cli.generate import BACKENDS, announce_interpreter, one_of
 OVERHEAD_OPTIONS = ("overhead", "device", "backend", "threads", "as_json")
 
 bench_app = typer.Typer(cls=CommandLine, rich_markup_mode=None)
+bench_app.command()(algorithms)
 bench_app.command()(kernels)
 
 

@@ -168,12 +168,12 @@ def generate(
     threshold_acc: Annotated[
         float, typer.Option(metavar="P", help="Below 1: accept as if drafts were 1/P times as likely. Bends the law.")
     ] = SpecConfig.threshold_acc,
-    ngram_depth: Annotated[
+    ngram_max_trie_depth: Annotated[
         int,
         typer.Option(metavar="N", help="Of ngram: tokens of a match and of what followed it, together."),
     ] = SpecConfig.ngram_max_trie_depth,
-    ngram_breadth: Annotated[
-        int, typer.Option(metavar="N", help="Of ngram: guesses side by side after a match, at most.")
+    ngram_max_bfs_breadth: Annotated[
+        int, typer.Option(metavar="N", help="Of ngram: different tokens that are guessed after a match, at most.")
     ] = SpecConfig.ngram_max_bfs_breadth,
     ngram_match_type: Annotated[
         str,
@@ -184,7 +184,7 @@ def generate(
         ),
     ] = SpecConfig.ngram_match_type,
     ngram_capacity: Annotated[
-        int, typer.Option(metavar="N", help="Of ngram: pieces of text that are remembered, 0.4 KB each.")
+        int, typer.Option(metavar="N", help="Of ngram: pieces of text that are remembered.")
     ] = SpecConfig.ngram_capacity,
     target: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="A shipped model, or a folder in the Hugging Face layout.")
