@@ -24,7 +24,7 @@ class RepeatLast(SpecWorker):
 
     reads_ahead = False  # there is no draft model whose rows would be fed the token after their own
 
-    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """None but those of the trees."""
         return self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
 

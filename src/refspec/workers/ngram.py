@@ -49,7 +49,7 @@ class NgramWorker(SpecWorker):
 
     reads_ahead = False
 
-    def slots_for_round(self, kv_lens: Sequence[int]) -> int:
+    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         return self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
