@@ -108,10 +108,12 @@ def rotate_half(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def softmax_attention(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """q (n, heads, dim), keys and values (m, kv_heads, dim), seen bool (n, m) -> (n, heads, dim), one row at a time."""
+    """One row at a time: q (n, heads, dim), keys (m, kv_heads, dim), values (m, kv_heads, width), seen bool (n, m) ->
+    (n, heads, width).
+    """
     n, heads, dim = q.shape
     group = heads // keys.shape[1]
-    out = torch.zeros_like(q)
+    out = q.new_zeros(n, heads, values.shape[-1])
     for row in range(n):
         columns = [c for c in range(len(keys)) if seen[row, c]]
         for head in range(heads):

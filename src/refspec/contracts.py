@@ -42,6 +42,9 @@ class ForwardBatch:
     hidden_states: Tensor | None = None  # (n, H), only for a draft: those of the token before each row's
     # (b) the lengths of the prefixes, where the device alone knows them: prefix_lens are what they are at most
     lens: Tensor | None = None
+    # (b, layers, t), only for a draft whose attention is sparse: the slots of the committed tokens that each request's
+    # rows attend, 0 = none; None: they choose anew
+    selection: Tensor | None = None
 
 
 @dataclass
@@ -50,6 +53,9 @@ class ForwardOutput:
 
     logits: Tensor  # (rows asked for, V), the model's dtype
     hidden_states: Tensor  # (n, H)
+    selection: Tensor | None = (
+        None  # (rows asked for, layers, t), of a model that keeps it: slots that each row attended
+    )
 
 
 @dataclass
@@ -60,6 +66,9 @@ class DraftInput:
     topk_index: Tensor  # (b, k) their ids
     hidden_states: Tensor  # (b, H) that feeds the first draft step
     draft_probs: Tensor | None = None  # f32 (b, V) the law that topk_index was drawn from; None: it was not drawn
+    selection: Tensor | None = (
+        None  # (b, layers, t) what the newest token's row attended, for the draft loop's to reuse
+    )
 
 
 @dataclass

@@ -189,6 +189,7 @@ class Engine:
                     note=self.notes.append,
                 )
             )
+            _refuse_branching_state(worker, spec)
         cache = PrefixCache(self.allocator, pair_keys=worker.reads_ahead) if prefix_cache else None
         policy = RETRACTION_POLICIES[retraction]
         self.scheduler = Scheduler(worker, self.allocator, self.table, max_running, cache, chunk_size, policy)
@@ -443,6 +444,22 @@ def _page_size(page_size: int | None, spec: SpecConfig | None) -> int:
     if spec and spec.page_size != page_size:
         raise ValueError(f"page_size is {page_size}, but spec.page_size is {spec.page_size}: leave one of them out")
     return page_size
+
+
+def _refuse_branching_state(worker: Worker, spec: SpecConfig) -> None:
+    """Raises ValueError where drafts branch and a model keeps a state that cannot: `ServedModel.recurrent_state`.
+
+    Source: SGLang: python/sglang/srt/layers/attention/linear/lightning_backend.py:LightningAttentionBackend @0.5.23,
+    which refuses for the same reason. Its Triton kernels for other such models look up each row's parent, and take
+    trees.
+    """
+    for runner in worker.runners:
+        if spec.topk > 1 and getattr(runner.model, "recurrent_state", False):
+            role = "target" if runner is worker.target else "draft"
+            raise ValueError(
+                f"topk is {spec.topk}, but the {role} keeps a recurrent state, which each row takes over from the row "
+                "before it, so that drafts cannot branch: set topk=1"
+            )
 
 
 def _table_width(max_context: int, spec: SpecConfig | None) -> int:

@@ -312,8 +312,13 @@ def save_checkpoint(
     """Write `config.json` and `model.safetensors` so that the loaders above read the same model back.
 
     extra: further fields for config.json (bos_token_id, eos_token_id, ...).
+    Raises ValueError for a model with sliding windows, which would be read back without them.
     """
     config = model.config.layer if isinstance(model, Eagle3Head) else model.config
+    if config.windows:
+        raise ValueError(
+            f"windows is {config.windows}, but config.json has no field for them here: nothing was written"
+        )
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         for part in _file_parts(model, name, len(parameter), config):

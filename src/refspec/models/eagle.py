@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from refspec.memory.kv_pool import KVLayout
+from refspec.memory.kv_pool import PoolLayout
 from refspec.models.llama import Attend, LlamaConfig, LlamaForCausalLM, LlamaLayer, rope_rotations
 
 
@@ -37,7 +37,7 @@ class EagleHead(nn.Module):
         self.shared = (target.embed_tokens, target.lm_head)
 
     @property
-    def kv_layout(self) -> KVLayout:
+    def kv_layout(self) -> PoolLayout:
         return self.config.kv_layout(self.fc.weight.dtype)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend, hidden_states: Tensor) -> Tensor:

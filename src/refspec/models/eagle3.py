@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from refspec.memory.kv_pool import KVLayout
+from refspec.memory.kv_pool import PoolLayout
 from refspec.models.llama import (
     Attend,
     LlamaAttention,
@@ -68,7 +68,7 @@ class FusedTarget(nn.Module):
         self.config = replace(target.config, hidden_size=(FEATURES + 1) * target.config.hidden_size)
 
     @property
-    def kv_layout(self) -> KVLayout:
+    def kv_layout(self) -> PoolLayout:
         return self.target.kv_layout
 
     def forward(
@@ -151,7 +151,7 @@ class Eagle3Head(nn.Module):
         self.shared = (target.embed_tokens,)
 
     @property
-    def kv_layout(self) -> KVLayout:
+    def kv_layout(self) -> PoolLayout:
         return self.config.layer.kv_layout(self.fc.weight.dtype)
 
     @property

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from refspec.memory.kv_pool import KVLayout
+from refspec.memory.kv_pool import PoolLayout
 from refspec.models.llama import LlamaConfig, LlamaForCausalLM, LlamaMLP, RMSNorm, rope_rotations, rotate
 
 
@@ -71,7 +71,7 @@ class FrozenKVAssistant(nn.Module):
         self._target_config = target.config
 
     @property
-    def kv_layout(self) -> KVLayout:
+    def kv_layout(self) -> PoolLayout:
         """The target's: it is the target's pool that the assistant is served over."""
         return self._target_config.kv_layout(self.pre_projection.weight.dtype)
 

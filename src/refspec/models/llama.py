@@ -14,12 +14,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from refspec.memory.kv_pool import KVLayout
+from refspec.memory.kv_pool import KVLayout, PoolLayout, SWALayout
 
 # attend(layer_id, q (n, heads, dim), k (n, kv_heads, dim), v (n, kv_heads, dim)) -> (n, heads, dim)
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -27,7 +28,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The fields of a Hugging Face `config.json` that this architecture reads. Sizes count elements."""
+    """The fields of a Hugging Face `config.json` that this architecture reads. Sizes count elements.
+
+    windows: for each layer how many positions it attends, its own the last of them, or None for all; () for all layers.
+        The files that `checkpoint.py` reads know no such thing: these are for models that are made here.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -41,6 +46,7 @@ class LlamaConfig:
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    windows: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -66,8 +72,15 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.windows and len(self.windows) != self.num_hidden_layers:
+            raise ValueError(f"windows has {len(self.windows)} entries for {self.num_hidden_layers} layers")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"windows is {self.windows}: a layer must attend at least 1 position")
 
-    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
+    def kv_layout(self, dtype: torch.dtype) -> PoolLayout:
+        """The layers' windows are a matter of the pool, which `attend` asks for them."""
+        if self.windows:
+            return SWALayout(self.windows, self.num_key_value_heads, self.head_dim, dtype)
         return KVLayout(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, dtype)
 
 
@@ -132,10 +145,19 @@ class LlamaAttention(nn.Module):
         return F.linear(attend(self.layer_id, q, k, v).flatten(1), self.o_proj.weight)
 
 
+class MLPSizes(Protocol):
+    """The part of a model's configuration that its MLPs read."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+
+
 class LlamaMLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: MLPSizes) -> None:
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
@@ -180,7 +202,7 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     @property
-    def kv_layout(self) -> KVLayout:
+    def kv_layout(self) -> PoolLayout:
         return self.config.kv_layout(self.lm_head.weight.dtype)
 
     def forward(

@@ -30,7 +30,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from refspec.memory.kv_pool import KVLayout
+from refspec.memory.kv_pool import PoolLayout
 from refspec.models.llama import Attend, LlamaConfig, LlamaForCausalLM, LlamaLayer, RMSNorm, rope_rotations
 
 
@@ -58,7 +58,7 @@ class MTPLayer(nn.Module):
         self.shared = (target.embed_tokens, target.lm_head)
 
     @property
-    def kv_layout(self) -> KVLayout:
+    def kv_layout(self) -> PoolLayout:
         return self.config.kv_layout(self.eh_proj.weight.dtype)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend, hidden_states: Tensor) -> Tensor:

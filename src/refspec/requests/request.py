@@ -193,6 +193,7 @@ class RunningBatch:
         index = torch.tensor(rows, dtype=torch.int64, device=self.rows.device)
         draft = self.draft_input
         probs = draft.draft_probs if draft else None
+        selection = draft.selection if draft else None
         return RunningBatch(
             [self.requests[r] for r in rows],
             self.req_to_token,
@@ -206,6 +207,7 @@ class RunningBatch:
                 draft.topk_index[index],
                 draft.hidden_states[index],
                 None if probs is None else probs[index],
+                None if selection is None else selection[index],
             ),
         )
 
@@ -217,6 +219,7 @@ class RunningBatch:
             return self
         mine, theirs = self.draft_input, other.draft_input
         probs = [x.draft_probs for x in (mine, theirs) if x and x.draft_probs is not None]
+        selections = [x.selection for x in (mine, theirs) if x and x.selection is not None]
         return RunningBatch(
             self.requests + other.requests,
             self.req_to_token,
@@ -231,5 +234,6 @@ class RunningBatch:
                 torch.cat([mine.topk_index, theirs.topk_index]),
                 torch.cat([mine.hidden_states, theirs.hidden_states]),
                 torch.cat(probs) if probs else None,
+                torch.cat(selections) if selections else None,
             ),
         )

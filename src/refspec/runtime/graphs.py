@@ -44,7 +44,7 @@ from refspec.contracts import ForwardBatch, ForwardOutput
 from refspec.kernels.backend import resolve_backend
 from refspec.kernels.checks import check_values
 from refspec.kernels.launches import launches
-from refspec.memory.kv_pool import MHATokenToKVPool
+from refspec.memory.kv_pool import TokenToKVPool
 from refspec.runtime.runner import ModelRunner, RowPadding, ServedModel, lens_of
 
 LARGEST_SIZE = 32  # that is captured unless larger ones are asked for
@@ -165,7 +165,8 @@ class GraphRunner(ModelRunner):
     replays, fallbacks: count, by phase, the forwards that were replayed, and those of a phase in `rows` that were not.
 
     The outputs of a replay are good until this runner's next one. A runner with a shared head runs eagerly: what the
-    ranks tell each other in the middle of a forward goes through their hosts.
+    ranks tell each other in the middle of a forward goes through their hosts. So does one over a pool that is gathered
+    (not pool.paged): what is gathered has the sizes of this batch's lengths.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class GraphRunner(ModelRunner):
         rows: Mapping[str, int],
         replays: Counter[str],
         fallbacks: Counter[str],
-        pool: MHATokenToKVPool | None = None,
+        pool: TokenToKVPool | None = None,
     ) -> None:
         super().__init__(model, slots, device, forwards, vocab_size, page_size, pool)
         self.req_to_token, self.sizes, self.rows = req_to_token, sorted(sizes), dict(rows)
@@ -216,6 +217,7 @@ class GraphRunner(ModelRunner):
         rows, longest, hidden = self.rows[phase], max(batch.q_lens), batch.hidden_states
         if (
             self.shared_head is not None
+            or not self.pool.paged
             or batch.req_to_token is not self.req_to_token
             or (self.cuda and resolve_backend("auto", self.device) != "triton")
             or longest > rows

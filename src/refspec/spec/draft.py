@@ -116,6 +116,7 @@ def draft_loop(
                 tail_mask=tail_mask if k > 1 else None,  # a lone branch sees all of its past
                 hidden_states=hidden_states if recurrent else None,
                 lens=lens,
+                selection=start.selection,
             ),
             phase="draft",
         )

@@ -81,5 +81,5 @@ def extend(
     out = draft_runner.forward(rows, phase, last_rows)
     batch.bonus_tokens = next_tokens[last_rows]
     topk_p, topk_index, law = propose(batch, out.logits, 0, config, draft_runner)
-    batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law)
+    batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law, out.selection)
     # endregion extend_rows

@@ -218,7 +218,7 @@ class EagleWorkerV2(EagleWorkerV1):
         batch.seq_lens = batch.seq_lens + accept_lens
         batch.bonus_tokens = next_tokens[last_rows]
         topk_p, topk_index, law = propose(batch, out.logits, 0, self.config, self.draft_runner)
-        batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law)
+        batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law, out.selection)
         # endregion extend_all_rows
 
     def _round_ends(self, kv_lens: Sequence[int], held_lens: Sequence[int]) -> list[int]:
