@@ -185,6 +185,7 @@ def test_a_window_is_a_matter_of_positions(b: int, prefix: int, rows: int, windo
     for layer_id, within in ((0, window), (1, 10**6), (2, 2), (0, window)):
         q, k, v = torch.randn(3, b * rows, 2, 4, dtype=F64)
         out = attend(layer_id, q, k, v).view(b, rows, 2, 4)
+        assert torch.equal(attend.read_only(layer_id, q).view(b, rows, 2, 4), out)
         keys, values = pool.read(layer_id, torch.cat([batch.req_to_token, batch.tail_slots], dim=1))
         for r in range(b):
             seen = mask[r] & (positions[r] > row_positions[r][:, None] - within)

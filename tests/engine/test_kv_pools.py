@@ -36,11 +36,26 @@ CELLS = [
             "page": [1, 4],
             "slots": ["plenty", "scarce"],
             "cache": [False, True],
+            "algorithm": ["eagle", "eagle-v2"],
         }
     ),
-    {"kind": "dsa", "draft": "sharing", "shape": "chain", "page": 4, "slots": "plenty", "cache": True},
-    {"kind": "dsa", "draft": "sharing", "shape": "tree", "page": 4, "slots": "scarce", "cache": False},
-    {"kind": "dsa", "draft": "sharing", "shape": "wide", "page": 1, "slots": "scarce", "cache": True},
+    *(
+        {
+            "kind": "dsa",
+            "draft": "sharing",
+            "shape": shape,
+            "page": page,
+            "slots": slots,
+            "cache": cache,
+            "algorithm": v,
+        }
+        for shape, page, slots, cache, v in (
+            ("chain", 4, "plenty", True, "eagle-v2"),
+            ("tree", 4, "scarce", False, "eagle"),
+            ("tree", 1, "plenty", True, "eagle-v2"),
+            ("wide", 1, "scarce", True, "eagle"),
+        )
+    ),
 ]
 BEGINNING = [3, 1, 4, 1, 5, 9, 2, 6]
 PROMPTS = [[*BEGINNING, 5], [*BEGINNING, 3, 5, 8], [7], [*BEGINNING[:6], 0, 0, 1]]
@@ -77,7 +92,7 @@ def assert_as_recomputed(engine: Engine, request: Request) -> None:
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: " ".join(map(str, cell.values())))
 def test_PAGE_07_speculation_on_every_pool_says_what_plain_decoding_says(cell: dict[str, Any]) -> None:
     """Through trees and chains, pages, prefix hits and retractions; and what is committed is as recomputed."""
-    spec = SpecConfig(**SHAPES[cell["shape"]], page_size=cell["page"])
+    spec = SpecConfig(cell["algorithm"], **SHAPES[cell["shape"]], page_size=cell["page"])
     target = target_of(cell["kind"])
     engine = Engine(
         target,

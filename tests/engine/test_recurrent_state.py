@@ -11,6 +11,7 @@ from pool_models import Ahead, llama
 
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.memory.kv_pool import KVLayout
+from refspec.runtime.runner import lens_of
 
 PROMPTS = [[3, 1, 4, 1, 5, 9], [3, 1, 4, 1, 5, 9, 2, 6, 5], [7], [3, 1, 4, 2]]
 PARAMS = SamplingParams(max_new_tokens=14)
@@ -37,8 +38,8 @@ class Recurrent(torch.nn.Module):
         batch, states, start = attend.batch, torch.zeros(len(ids), self.config.hidden_size).double(), 0
         for r, rows in enumerate(batch.q_lens):
             tail = batch.tail_slots[r].tolist()
-            before = [*batch.req_to_token[batch.rows[r], : batch.prefix_lens[r]].tolist(), *tail]
-            before = before[: batch.prefix_lens[r] + tail.index(int(batch.out_slots[start]))]
+            committed = batch.req_to_token[batch.rows[r], : lens_of(batch)[r]].tolist()
+            before = committed + tail[: tail.index(int(batch.out_slots[start]))]
             state = attend.pool.layers[0][before[-1], 0, 0] if before else states.new_zeros(states.shape[1])
             for row in range(start, start + rows):
                 state = states[row] = self.decay * state + self.embed_tokens.weight[ids[row]]
@@ -55,10 +56,11 @@ MODEL = Recurrent()
 
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("settings", [{}, {"prefix_cache": True}, {"kv_slots": 40}, {"chunk_size": 2}], ids=str)
-def test_one_branch_says_what_plain_decoding_says(page: int, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("algorithm", ["eagle", "eagle-v2"])
+def test_one_branch_says_what_plain_decoding_says(page: int, settings: dict[str, Any], algorithm: str) -> None:
     """Also through prefix hits and retractions, with a draft that has a state, too."""
     plain = Engine(MODEL).generate(PROMPTS, PARAMS)
-    engine = Engine(MODEL, Ahead(MODEL), SpecConfig(**CHAIN, page_size=page), **settings)
+    engine = Engine(MODEL, Ahead(MODEL), SpecConfig(algorithm, **CHAIN, page_size=page), **settings)
     for _ in range(2):
         assert_same_output(plain, engine.generate(PROMPTS, PARAMS))
     engine.check()
