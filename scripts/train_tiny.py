@@ -1,10 +1,11 @@
-"""Train the weights that refspec ships: tokenizer, target, EAGLE head, standalone draft model.
+"""Train the weights that refspec ships: tokenizer, target, and every draft model.
 
-    python scripts/train_tiny.py all                    # everything, about two hours on two cores
+    python scripts/train_tiny.py all                    # everything, about three hours on two cores
     python scripts/train_tiny.py target --steps 1750    # one stage; run again to go on where it stopped
     python scripts/train_tiny.py publish                # measure, then write src/refspec/models/tiny
 
-The stages, in their order: target, unloop, write, eagle, joint, standalone, publish.
+The stages, in their order: target, unloop, write, eagle, joint, standalone, publish; then, for the target as `publish`
+has left it, which stays as it is: write-again, eagle3, mtp, frozen-kv, publish-drafts.
 
 The corpus is the Python standard library that comes with the interpreter, without its tests, so no download
 is needed. Every stage keeps a checkpoint in the work folder after every few minutes, draws its batches from
@@ -254,7 +255,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (0.02 * steps), 0.02 + 0.98 * (steps - step) / (0.45 * steps))
 
 
-# --- one training loop for all three --------------------------------------------------------------------------
+# --- one training loop for all --------------------------------------------------------------------------------
 
 
 def train(
@@ -468,6 +469,19 @@ def eagle3_loss(
     return total, agreement
 
 
+def chained(layers: MTPLayers, ids: Tensor, first: Tensor) -> Iterator[Tensor]:
+    """What layers 1, 2, ... say: row p of layer i is fed token p + 1 + i beside what layer i - 1 said at row p.
+
+    ids i64 (batch, length); first (batch, length - 1, H): what layer 0 said. Yields (batch, length - 1 - i, H).
+    """
+    said = first
+    for i in range(1, len(layers)):
+        tokens, fed = ids[:, 1 + i :], said[:, :-1].flatten(0, 1)
+        said = layers[i](tokens.flatten(), positions_of(tokens), causal_attention(len(ids)), fed)
+        said = said.unflatten(0, (len(ids), -1))
+        yield said
+
+
 def mtp_loss(
     layers: MTPLayers, ids: Tensor, states: Tensor, logits: Tensor, unroll: int = 4
 ) -> tuple[Tensor, list[float]]:
@@ -478,25 +492,15 @@ def mtp_loss(
     drafts alone.
     """
     states, logits = (x.float().unflatten(0, (len(ids), -1)) for x in (states, logits))
-    total, agreement = torch.zeros(()), []
-
-    def judge(guess: Tensor, goal_logits: Tensor, weight: float) -> None:
-        nonlocal total
-        guess_logits = layers[0].logits(guess).float()
-        total = total + weight * surprise_at(guess_logits, goal_logits.softmax(-1)).mean()
-        agreement.append(agreement_of(guess_logits.argmax(-1), goal_logits))
-
     by_level = list(unrolled(layers[0], ids, states, unroll))
-    for level, guess in enumerate(by_level):
-        judge(guess[:, level:], logits[:, level + 1 :], 0.8**level)
-    chained = by_level[0]
-    for i in range(1, len(layers)):
-        tokens, fed = ids[:, 1 + i :], chained[:, :-1]
-        attend = causal_attention(len(ids))
-        chained = layers[i](tokens.flatten(), positions_of(tokens), attend, fed.flatten(0, 1)).unflatten(
-            0, (len(ids), -1)
-        )
-        judge(chained, logits[:, 1 + i :], 0.8**i)
+    # As each level's first rows mean nothing, so layer i has i rows less: the goal begins at the same place.
+    said = [(level, guess[:, level:]) for level, guess in enumerate(by_level)]
+    said += enumerate(chained(layers, ids, by_level[0]), start=1)
+    total, agreement = torch.zeros(()), []
+    for ahead, guess in said:
+        guess_logits, goal_logits = layers[0].logits(guess).float(), logits[:, 1 + ahead :]
+        total = total + 0.8**ahead * surprise_at(guess_logits, goal_logits.softmax(-1)).mean()
+        agreement.append(agreement_of(guess_logits.argmax(-1), goal_logits))
     return total, agreement
 
 
@@ -519,21 +523,29 @@ class KeptAttention:
         return self.attend(layer_id, q, k, v)
 
 
-def frozen_kv_loss(
-    assistant: FrozenKVAssistant, ids: Tensor, states: Tensor, logits: Tensor, attend: KeptAttention, unroll: int = 4
-) -> tuple[Tensor, list[float]]:
-    """Cross-entropy to the target's distribution, at `unroll` draft levels, each from where the target has read to t.
+def from_frozen_kv(
+    assistant: FrozenKVAssistant, ids: Tensor, states: Tensor, attend: KeptAttention, levels: int
+) -> Iterator[Tensor]:
+    """What the assistant says at each draft level, each time from where the target has read to t: (batch, rows, H).
 
     Row t of level j is fed token t + 1 + j beside the target's hidden state of token t, or what the row said at the
     level before; it stays at position t. attend: has seen the target's forward over ids.
     """
+    said = states[:, : attend.rows].flatten(0, 1)
+    for level in range(levels):
+        tokens = ids[:, 1 + level : 1 + level + attend.rows]
+        said = assistant(tokens.flatten(), positions_of(tokens), attend, said)
+        yield said.unflatten(0, (len(ids), -1))
+
+
+def frozen_kv_loss(
+    assistant: FrozenKVAssistant, ids: Tensor, states: Tensor, logits: Tensor, attend: KeptAttention, unroll: int = 4
+) -> tuple[Tensor, list[float]]:
+    """Cross-entropy to the target's distribution, at `unroll` draft levels. As mtp_loss, but for the attention."""
     states, logits = (x.float().unflatten(0, (len(ids), -1)) for x in (states, logits))
-    rows = attend.rows
-    fed, total, agreement = states[:, :rows].flatten(0, 1), torch.zeros(()), []
-    for level in range(unroll):
-        tokens, goal_logits = (x[:, 1 + level : 1 + level + rows] for x in (ids, logits))
-        fed = assistant(tokens.flatten(), positions_of(tokens), attend, fed)
-        guess_logits = assistant.logits(fed).float().unflatten(0, (len(ids), -1))
+    total, agreement = torch.zeros(()), []
+    for level, guess in enumerate(from_frozen_kv(assistant, ids, states, attend, unroll)):
+        guess_logits, goal_logits = assistant.logits(guess).float(), logits[:, 1 + level : 1 + level + attend.rows]
         total = total + 0.8**level * surprise_at(guess_logits, goal_logits.softmax(-1)).mean()
         agreement.append(agreement_of(guess_logits.argmax(-1), goal_logits))
     return total, agreement
@@ -744,10 +756,15 @@ def shipped_target() -> LlamaForCausalLM:
 
 
 @app.command()
-def write_again(count: int = 2560, work: WorkFolder = Path("build/train_tiny")) -> None:
+def write_again(count: int = 1536, work: WorkFolder = Path("build/train_tiny")) -> None:
     """As `write`, by the target as it is shipped: shipped_text.npy, for the stages that follow."""
     prepare(work)
     write_text(shipped_target(), work / "train.npy", count, 6, work / "shipped_text.npy")
+
+
+def load_draft(name: str, draft: nn.Module, work: Path) -> None:
+    draft.load_state_dict(torch.load(work / f"{name}.pt", weights_only=True)["model"])
+    draft.requires_grad_(False).eval()
 
 
 def draft_stage(
@@ -997,6 +1014,23 @@ def publish(
     (work / "figures.json").write_text(json.dumps({str(key): str(value) for key, value in figures.items()}))
 
 
+@app.command()
+def publish_drafts(
+    work: WorkFolder = Path("build/train_tiny"), out: Path = SHIPPED_FOLDER, curves: Path = Path("docs/training")
+) -> None:
+    """Write the folders and the loss curves of EAGLE-3, MTP and frozen-KV."""
+    model = shipped_target()
+    head, layers, assistant = new_eagle3(model), MTPLayers(EAGLE, model, MTP_LAYERS), new_assistant(model)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    for name, draft in (("eagle3", head), ("mtp", layers), ("frozen_kv", assistant)):
+        load_draft(name, draft, work)
+        if draft is head:
+            head.fc.weight *= feature_scale(FusedTarget(model, FEATURE_LAYERS), work)
+        save_checkpoint(draft, out / name.replace("_", "-"), ends)
+        for kind in ("csv", "png"):
+            shutil.copyfile(work / f"{name}.{kind}", curves / f"{name}.{kind}")
+
+
 @app.command(name="all")
 def every_stage(work: WorkFolder = Path("build/train_tiny")) -> None:
     """All stages, one after the other; those that are done are passed over."""
@@ -1008,6 +1042,12 @@ def every_stage(work: WorkFolder = Path("build/train_tiny")) -> None:
     joint(work=work)
     standalone(work=work)
     publish(work=work)
+    if not (work / "shipped_text.npy").is_file():
+        write_again(work=work)
+    eagle3(work=work)
+    mtp(work=work)
+    frozen_kv(work=work)
+    publish_drafts(work=work)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from refspec.contracts import ForwardBatch
+from refspec.models.checkpoint import SHIPPED_FOLDER, load_tokenizer
 from refspec.models.eagle import EagleHead
+from refspec.models.eagle3 import Eagle3Config, Eagle3Head, FusedTarget
+from refspec.models.frozen_kv import FrozenKVAssistant
 from refspec.models.llama import LlamaConfig, LlamaForCausalLM
+from refspec.models.mtp import MTPLayers
+from refspec.runtime.rows import causal_batch
+from refspec.runtime.runner import ModelRunner
+
+CPU = torch.device("cpu")
 
 SIZES = LlamaConfig(
     vocab_size=23, hidden_size=24, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4,
@@ -40,19 +52,25 @@ def attention_over(keys: list[Tensor], values: list[Tensor], query: Tensor) -> T
     return torch.einsum("hs,shd->hd", weights, v)
 
 
-def test_the_unrolled_head_computes_what_the_draft_loop_will(train_tiny: ModuleType) -> None:
+def draft_of(kind: str, target: LlamaForCausalLM) -> tuple[nn.Module, int]:
+    """A draft model, and how wide the target's hidden states are that it is fed."""
+    if kind == "eagle":
+        return EagleHead(SIZES, target), SIZES.hidden_size
+    if kind == "eagle3":
+        return Eagle3Head(Eagle3Config(SIZES, 11), target), 4 * SIZES.hidden_size
+    return MTPLayers(SIZES, target, 1)[0], SIZES.hidden_size
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+def test_the_unrolled_head_computes_what_the_draft_loop_will(train_tiny: ModuleType, kind: str) -> None:
     """Row r of level j = a chain of j drafts from the extend rows up to token r - j, row by row as it is served."""
     torch.manual_seed(0)
-    head = EagleHead(SIZES, LlamaForCausalLM(SIZES)).double()
-    head.shared[0].double()
+    head, width = draft_of(kind, LlamaForCausalLM(SIZES).double())
+    head.double()
     length, levels = 7, 4
-    tokens = torch.randint(0, SIZES.vocab_size, (length,))
-    states = torch.randn(length, SIZES.hidden_size, dtype=torch.float64)
-
-    attend, fed, unrolled = train_tiny.UnrolledAttention(batch=1), states, []
-    for _ in range(levels):
-        unrolled.append(head(tokens, torch.arange(length), attend, fed))
-        fed = torch.cat([torch.zeros_like(fed[:1]), unrolled[-1][:-1]])
+    ids = torch.randint(0, SIZES.vocab_size, (1, length + 1))
+    states = torch.randn(1, length + 1, width, dtype=torch.float64)
+    unrolled = list(train_tiny.unrolled(head, ids, states, levels))
 
     for row in range(length):
         for level in range(min(levels, row + 1)):
@@ -66,10 +84,75 @@ def test_the_unrolled_head_computes_what_the_draft_loop_will(train_tiny: ModuleT
             guess = None
             for position in range(row + 1):
                 is_draft = position > row - level
-                hidden = guess if is_draft else states[position : position + 1]
-                at = torch.tensor([position])
-                guess = head(tokens[position : position + 1], at, attend_so_far, hidden)
-            torch.testing.assert_close(unrolled[level][row], guess[0])
+                hidden = guess if is_draft else states[0, position : position + 1]
+                guess = head(ids[0, position + 1 : position + 2], torch.tensor([position]), attend_so_far, hidden)
+            torch.testing.assert_close(unrolled[level][0, row], guess[0])
+
+
+def test_the_chain_of_mtp_layers_is_the_one_that_is_served(train_tiny: ModuleType) -> None:
+    """Two texts side by side are each what a runner of every layer gives for it alone."""
+    torch.manual_seed(1)
+    target = LlamaForCausalLM(SIZES)
+    layers = MTPLayers(SIZES, target, 3)
+    ids, first = torch.randint(0, SIZES.vocab_size, (2, 8)), torch.randn(2, 7, SIZES.hidden_size)
+    said = list(train_tiny.chained(layers, ids, first))
+    for text in range(2):
+        fed = first[text]
+        for i in (1, 2):
+            rows = 7 - i
+            runner, slots = ModelRunner(layers[i], 9, CPU, Counter()), torch.arange(1, rows + 1)
+            batch = causal_batch(ids[text, 1 + i :], slots, [rows], slots[None], torch.tensor([0]), [0], fed[:rows])
+            fed = runner.forward(batch, "extend").hidden_states
+            torch.testing.assert_close(said[i - 1][text], fed)
+
+
+def test_the_assistant_learns_over_what_it_will_be_served_over(train_tiny: ModuleType) -> None:
+    """Row t of level j = step j of a round that begins with t + 1 tokens in the target's pool."""
+    torch.manual_seed(2)
+    target = LlamaForCausalLM(replace(SIZES, num_hidden_layers=2)).requires_grad_(False)
+    assistant = FrozenKVAssistant(replace(target.config, num_hidden_layers=2), target, (1, 0))
+    ids, rows, levels = torch.randint(0, SIZES.vocab_size, (2, 9)), 6, 3
+    attend = train_tiny.KeptAttention(2, rows)
+    states = target(ids.flatten(), train_tiny.positions_of(ids), attend).unflatten(0, (2, -1))
+    said = list(train_tiny.from_frozen_kv(assistant, ids, states, attend, levels))
+
+    slots, none = torch.arange(1, 10), torch.zeros(1, 0, dtype=torch.int64)
+    for text in range(2):
+        served = ModelRunner(target, 9, CPU, Counter())
+        prompt = causal_batch(ids[text], slots, [9], slots[None], torch.tensor([0]), [0])
+        hidden = served.forward(prompt, "prefill").hidden_states
+        runner = ModelRunner(assistant, 9, CPU, Counter(), pool=served.pool)
+        for t in range(rows):
+            fed, position, row = hidden[t : t + 1], torch.tensor([t]), torch.tensor([0])
+            for level in range(levels):
+                token = ids[text, t + 1 + level : t + 2 + level]
+                fed = runner.forward(
+                    ForwardBatch(token, position, row, [1], slots[None], row, [t + 1], none, None, fed), "draft"
+                ).hidden_states
+                torch.testing.assert_close(said[level][text, t], fed[0])
+
+
+def test_an_eagle3_head_can_say_what_the_eagle_head_knows(train_tiny: ModuleType, tmp_path: Path) -> None:
+    """The start of its stage, on the shipped weights and this file's text: often right, before a single step."""
+    tokenizer = load_tokenizer(SHIPPED_FOLDER / "target")
+    assert tokenizer
+    tokens = np.array(tokenizer.encode(Path(__file__).read_text()).ids, dtype=np.uint16)
+    for name in ("train", "shipped_text"):
+        np.save(tmp_path / f"{name}.npy", tokens)
+    model = train_tiny.shipped_target()
+    fused, head = FusedTarget(model, train_tiny.FEATURE_LAYERS), train_tiny.new_eagle3(model)
+    scale = F.pad(train_tiny.feature_scale(fused, tmp_path), (0, 192), value=1.0)
+    frequent = train_tiny.frequent_ids(tmp_path, 640)
+    head.d2t.copy_(frequent - torch.arange(640))
+    train_tiny.rebuild_eagle(head, fused, scale, tmp_path)
+    assert torch.equal(head.draft_to_target, frequent)
+    assert set(np.unique(tokens)) <= set(frequent.tolist())  # whatever the text says can be said
+
+    ids = torch.from_numpy(tokens[:192].astype(np.int64))[None]
+    with torch.no_grad():
+        states = fused(ids[0], torch.arange(192), train_tiny.causal_attention(1))
+        _, agreement = train_tiny.eagle3_loss(head, ids, states * scale, fused.logits(states), unroll=2)
+    assert agreement[0] > 0.3
 
 
 def test_only_what_was_said_before_counts_as_a_repeat(train_tiny: ModuleType) -> None:
