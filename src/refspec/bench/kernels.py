@@ -177,11 +177,11 @@ def sglang_launches(operation: str, case: Case, sources: Sources) -> Call | str:
 
 
 def _parity_inputs(case: Case) -> Inputs:
-    """The case's arguments as parity names them: of a pool, each layer as rows of bytes."""
+    """The case's arguments as parity names them: each buffer; and of a pool, each layer as rows of bytes."""
     inputs = dict(case.arguments)
-    pool = inputs.pop("pool", None)
-    layers = pool.layers if pool else ()
-    return {f"layer_{i}": layer.flatten(1).view(torch.uint8) for i, layer in enumerate(layers)} | inputs
+    pool, buffers = inputs.pop("pool", None), inputs.pop("buffers", ())
+    layers = {f"layer_{i}": layer.flatten(1).view(torch.uint8) for i, layer in enumerate(pool.layers if pool else ())}
+    return layers | inputs | {f"buffer_{i}": x for i, x in enumerate(buffers)}
 
 
 def _recorded(call: Call) -> list[Call]:
