@@ -132,12 +132,15 @@ def test_no_drawer_for_odds_and_ends() -> None:
 
 
 def test_the_round_can_be_read_in_one_sitting() -> None:
-    """workers/eagle_v1.py and what it imports from spec/, further imports among them included."""
+    """workers/eagle_v1.py and what it imports from spec/, further imports among them included; but for what chains have
+    of their own, which comes later in the course.
+    """
+    later = {"refspec.spec.chain", "refspec.spec.adaptive_steps"}
     todo, files = ["refspec.workers.eagle_v1"], set()
     while todo:
         module = todo.pop()
         files.add(module)
-        todo += [m for m in IMPORTS[module] if m.startswith("refspec.spec.") and m not in files]
+        todo += [m for m in IMPORTS[module] if m.startswith("refspec.spec.") and m not in files | later]
     assert {"refspec.spec.draft", "refspec.spec.tree", "refspec.spec.verify", "refspec.spec.commit"} < files
     lines = sum(len(MODULES[module].read_text(encoding="utf-8").splitlines()) for module in files)
     assert lines <= 790

@@ -98,7 +98,8 @@ def test_a_replay_gives_what_the_forward_gives(drawn: list[list[tuple[int, int, 
 def test_on_the_kernels_too(masked: bool) -> None:
     """Lengths are read from a buffer there, and the buffers of slots have room for the longest context."""
     eager, graphed = runners(TARGET, sizes=(2,))
-    graphed.rows["target"] = eager_rows = 3 if masked else 1
+    eager_rows = 3 if masked else 1
+    graphed.rows["target"] = [eager_rows]
     with use_backend("triton"):
         for prefix_lens, rows in (([5, 2], [3, 1]), ([WIDTH], [7])):
             q_lens = [eager_rows] * len(rows)

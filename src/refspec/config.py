@@ -45,6 +45,10 @@ class SpecConfig:
     threshold_single, threshold_acc: of target_only. Below 1, drafts are accepted more easily, and the output no longer
         has the target's law: any of at least probability threshold_single, and all as if 1 / threshold_acc times as
         likely. What has probability 0 is never accepted.
+    adaptive_steps: the numbers of steps, ascending, among which each round's is chosen by what the last rounds accepted
+        (refspec.spec.adaptive_steps). num_steps is the last of them, and the one to begin with. For chains alone, whose
+        N goes with S: it needs topk = 1 and num_draft_tokens = num_steps + 1. The law of a sampled output stays the
+        same, but which output a seed gives depends on the requests that run beside it, and that ran before.
     exact_penalties: count, for the penalties of SamplingParams at a node of the tree, the drafts on the path to it, as
         if they had been decoded one by one. False is SGLang's relaxation: within a block nothing new is counted, and
         the output is another than plain decoding's where a block repeats a token.
@@ -70,6 +74,7 @@ class SpecConfig:
     sampler: str = "target_only"
     threshold_single: float = 1.0
     threshold_acc: float = 1.0
+    adaptive_steps: tuple[int, ...] = ()
     exact_penalties: bool = True
     ngram_max_trie_depth: int = 18
     ngram_max_bfs_breadth: int = 10
@@ -96,6 +101,7 @@ class SpecConfig:
             require_number(name, getattr(self, name), 0, 1)
         if self.drafts_are_drawn:
             self._check_chain()
+        self._check_adaptive_steps()
 
     def _check_levels(self) -> None:
         if self.num_draft_tokens > self.num_candidates + 1:
@@ -135,6 +141,34 @@ class SpecConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}, but sampler is {self.sampler!r}: only target_only has thresholds"
                 )
+
+    def _check_adaptive_steps(self) -> None:
+        if isinstance(self.adaptive_steps, str) or not isinstance(self.adaptive_steps, Iterable):
+            raise ValueError(f"adaptive_steps must be a list of numbers, got {self.adaptive_steps!r}")
+        choices = tuple(self.adaptive_steps)
+        object.__setattr__(self, "adaptive_steps", choices)
+        for steps in choices:
+            require_int("a number of adaptive_steps", steps, at_least=1)
+        if not choices:
+            return
+        if len(choices) < 2 or list(choices) != sorted(set(choices)):
+            raise ValueError(f"adaptive_steps is {choices}, it must be two or more numbers, ascending")
+        most = choices[-1]
+        if (self.topk, self.num_steps, self.num_draft_tokens) != (1, most, most + 1):
+            raise ValueError(
+                f"adaptive_steps is {choices}, which needs topk=1, num_steps={most} and num_draft_tokens={most + 1}, "
+                f"got topk={self.topk}, num_steps={self.num_steps}, num_draft_tokens={self.num_draft_tokens}"
+            )
+
+    @property
+    def step_choices(self) -> tuple[int, ...]:
+        """The numbers of steps that rounds may have, ascending."""
+        return self.adaptive_steps or (self.num_steps,)
+
+    @property
+    def tree_sizes(self) -> tuple[int, ...]:
+        """The numbers of nodes that rounds may have, ascending."""
+        return tuple(steps + 1 for steps in self.adaptive_steps) or (self.num_draft_tokens,)
 
     @property
     def drafts_are_drawn(self) -> bool:

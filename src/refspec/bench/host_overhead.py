@@ -21,7 +21,7 @@ import gc
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
@@ -161,7 +161,7 @@ class EngineOfStandIns(Engine):
             page_size=page_size,
         )
 
-    def _runner(self, model: ServedModel, rows: dict[str, int]) -> TimedRunner:
+    def _runner(self, model: ServedModel, rows: Mapping[str, int | Sequence[int]]) -> TimedRunner:
         assert isinstance(model, StandIn)
         pool = self.allocator
         self.runners.append(TimedRunner(model, pool.size, self.device, self.stats, pool.page_size))

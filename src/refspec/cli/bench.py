@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from refspec.cli.bench_algorithms import algorithms
+from refspec.cli.bench_chain import chain
 from refspec.cli.bench_host_overhead import host_overhead
 from refspec.cli.bench_kernels import kernels
 from refspec.cli.command_line import CommandLine, UsageError, shows_progress
@@ -22,6 +23,7 @@ OVERHEAD_OPTIONS = ("overhead", "device", "backend", "threads", "as_json")
 bench_app = typer.Typer(cls=CommandLine, rich_markup_mode=None)
 bench_app.command()(algorithms)
 bench_app.command()(kernels)
+bench_app.command()(chain)
 
 
 @bench_app.callback()

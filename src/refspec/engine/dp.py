@@ -215,6 +215,11 @@ def in_step(engine: Engine, peers: Peers, on_step: Callable[[Step], None] = lamb
 
     So whoever holds an engine has to keep stepping, with `join_others` when there is nothing of its own to do.
     """
+    if engine.spec and engine.spec.adaptive_steps:
+        raise ValueError(
+            "adaptive_steps go by what one rank's requests accept, and ranks in step must all take as many steps: "
+            "leave them out"
+        )
     worker = engine.scheduler.worker
     engine.scheduler.worker = joint = JointWorker(worker, engine.table, peers, on_step)
     for runner in worker.runners:

@@ -175,6 +175,11 @@ class Engine:
             algorithm.check(spec)
             if clash := clash_with(spec.algorithm):
                 self.notes.append(clash)
+            if spec.adaptive_steps and not algorithm.adaptive:
+                raise ValueError(
+                    f"adaptive_steps is {spec.adaptive_steps}, but algorithm {spec.algorithm} takes the same number of "
+                    "steps in every round: leave it out"
+                )
             worker = algorithm.build(
                 Setup(
                     config=spec,
@@ -372,7 +377,7 @@ class Engine:
 
     # --- behind it ------------------------------------------------------------------------------------------------
 
-    def _runner(self, model: ServedModel, rows: dict[str, int]) -> ModelRunner:
+    def _runner(self, model: ServedModel, rows: Mapping[str, int | Sequence[int]]) -> ModelRunner:
         """rows: by phase, what each request has of them at most, in forwards that a graph may hold."""
         pool = self.allocator
         basics = model, pool.size, self.device, self.stats.forwards, self.vocab_size, pool.page_size

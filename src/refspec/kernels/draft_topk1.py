@@ -27,9 +27,9 @@ def draft_topk1_torch(
     logits: Tensor, positions: Tensor, draft_tokens: Tensor | None, column: int
 ) -> tuple[Tensor, Tensor]:
     """The reference of `draft_topk1`."""
-    best = torch.where(logits.isnan(), -torch.inf, logits).amax(1, keepdim=True)
+    best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(1, keepdim=True)
     is_best = logits == best  # NaN equals nothing; without any number no token is, and argmax gives 0
-    index = is_best.int().argmax(1, keepdim=True)  # torch documents the first of equal maxima
+    index = is_best.view(torch.int8).argmax(1, keepdim=True)  # torch documents the first of equal maxima
     positions += 1
     if draft_tokens is not None:
         draft_tokens[:, column] = index.squeeze(1)

@@ -162,6 +162,7 @@ class GraphRunner(ModelRunner):
 
     req_to_token: the request table; a batch over another one runs eagerly.
     sizes: the batch sizes to capture. rows: by phase, how many rows a request has at most; other phases run eagerly.
+        Where there are several numbers, a batch takes the smallest that is enough.
     replays, fallbacks: count, by phase, the forwards that were replayed, and those of a phase in `rows` that were not.
 
     The outputs of a replay are good until this runner's next one. A runner with a shared head runs eagerly: what the
@@ -179,13 +180,14 @@ class GraphRunner(ModelRunner):
         page_size: int,
         req_to_token: Tensor,
         sizes: Sequence[int],
-        rows: Mapping[str, int],
+        rows: Mapping[str, int | Sequence[int]],
         replays: Counter[str],
         fallbacks: Counter[str],
         pool: TokenToKVPool | None = None,
     ) -> None:
         super().__init__(model, slots, device, forwards, vocab_size, page_size, pool)
-        self.req_to_token, self.sizes, self.rows = req_to_token, sorted(sizes), dict(rows)
+        self.req_to_token, self.sizes = req_to_token, sorted(sizes)
+        self.rows = {phase: sorted([most] if isinstance(most, int) else most) for phase, most in rows.items()}
         self.replays, self.fallbacks = replays, fallbacks
         self.buffers: dict[Shape, StaticBuffers] = {}
         self.graphs: dict[tuple[Shape, int], CudaGraph | EagerGraph] = {}
@@ -214,13 +216,14 @@ class GraphRunner(ModelRunner):
 
     def _shape_of(self, batch: ForwardBatch, phase: str, logits_rows: Tensor | None) -> Shape | None:
         """That of the batch when its rows are padded; None for one that cannot be brought into a shape."""
-        rows, longest, hidden = self.rows[phase], max(batch.q_lens), batch.hidden_states
+        longest, hidden = max(batch.q_lens), batch.hidden_states
+        rows = next((rows for rows in self.rows[phase] if rows >= longest), None)
         if (
-            self.shared_head is not None
+            rows is None
+            or self.shared_head is not None
             or not self.pool.paged
             or batch.req_to_token is not self.req_to_token
             or (self.cuda and resolve_backend("auto", self.device) != "triton")
-            or longest > rows
             or (batch.tail_mask is None and min(batch.q_lens) < rows)
             or (logits_rows is not None and len(logits_rows) != len(batch.q_lens))
         ):

@@ -18,6 +18,7 @@ EAGLEWorker.draft_forward @v0.4.6
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -46,8 +47,17 @@ class Branches(NamedTuple):
     lens: Tensor | None = None  # as of a ForwardBatch, for the prefix_lens
 
 
-def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocator, config: SpecConfig) -> Candidates:
-    """S - 1 draft forwards. Afterwards the allocator is as it was.
+DraftLoop = Callable[[RunningBatch, DraftInput, Branches, Tensor, ModelRunner, SpecConfig], Candidates]
+
+
+def draft(
+    batch: RunningBatch,
+    draft_runner: ModelRunner,
+    allocator: SlotAllocator,
+    config: SpecConfig,
+    loop: DraftLoop | None = None,
+) -> Candidates:
+    """S - 1 draft forwards, by `draft_loop` or another that does the same. Afterwards the allocator is as it was.
 
     Needs batch.draft_input. Raises OutOfSlots, with nothing taken, if the slots up to each draft_end are not
     free.
@@ -67,7 +77,7 @@ def draft(batch: RunningBatch, draft_runner: ModelRunner, allocator: SlotAllocat
         branches = Branches(slots, batch.prefix_lens, slots[:, 0, :0], slots[:, :, :0].bool())
     # endregion reserve_draft_slots
     # region return_draft_slots
-    candidates = draft_loop(batch, start, branches, batch.seq_lens, draft_runner, config)
+    candidates = (loop or draft_loop)(batch, start, branches, batch.seq_lens, draft_runner, config)
     allocator.restore_state(state)
     return candidates
     # endregion return_draft_slots

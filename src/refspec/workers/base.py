@@ -59,6 +59,8 @@ class Stats:
     cached_tokens: int = 0  # that were found in the prefix cache at admissions, and not read; SGLang's name for it
     evicted_tokens: int = 0  # that the prefix cache gave up
     dropped_request_rounds: int = 0  # launched for requests whose end, in the round before, nobody knew of yet
+    chain_rounds: int = 0  # that took the short cut of spec/chain.py
+    rounds_by_steps: Counter[int] = field(default_factory=Counter)  # 0 steps: plain decoding
     forwards: Counter[str] = field(default_factory=Counter)  # target, draft, extend, prefill_target, prefill_draft
     graph_replays: Counter[str] = field(default_factory=Counter)  # forwards that a graph was replayed for, by phase
     graph_fallbacks: Counter[str] = field(default_factory=Counter)  # those that ran as if there were none
@@ -108,6 +110,7 @@ class Stats:
         self.request_rounds += len(accept_lens)
         self.committed_tokens += sum(accept_lens)
         self.drafted_levels += num_steps * len(accept_lens)
+        self.rounds_by_steps[num_steps] += 1
         self.candidates += num_candidates * len(accept_lens)
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,6 +128,8 @@ class Stats:
             "dropped_request_rounds": self.dropped_request_rounds,
             "accept_length": self.accept_length,
             "accept_rate": self.accept_rate,
+            "chain_rounds": self.chain_rounds,
+            "rounds_by_steps": dict(self.rounds_by_steps),
             "graph_replays": dict(self.graph_replays),
             "graph_fallbacks": dict(self.graph_fallbacks),
             "launches": dict(self.launches),

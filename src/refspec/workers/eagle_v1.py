@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,8 +33,10 @@ from refspec.contracts import (
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ModelRunner
+from refspec.spec.adaptive_steps import AdaptiveSteps
+from refspec.spec.chain import ChainBuffers
 from refspec.spec.commit import commit
-from refspec.spec.draft import draft
+from refspec.spec.draft import DraftLoop, draft, draft_loop
 from refspec.spec.extend import extend_after_prefill, extend_after_verify
 from refspec.spec.tree import make_tree
 from refspec.spec.verify import verify
@@ -46,7 +49,9 @@ class SpecWorker(Worker):
 
     def __init__(self, target: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig) -> None:
         super().__init__(target, allocator, stats)
-        self.config = config
+        self.config = config  # of the round that is next, or under way
+        self.steps = AdaptiveSteps(config)  # makes it
+        self.observed = False  # does somebody watch the round that is under way?
 
     # region forward_modes
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
@@ -67,6 +72,7 @@ class SpecWorker(Worker):
     # region one_round
     def _round(self, batch: RunningBatch, observer: Observer | None) -> RunningBatch:
         recorder = RoundRecorder(self.stats, self.config) if observer else None
+        self.observed = observer is not None
         with self.phase("draft"):
             candidates = self.draft(batch)
         with self.phase("tree"):
@@ -83,6 +89,7 @@ class SpecWorker(Worker):
             if observer and recorder:
                 recorder.stop()
                 observer(recorder.record(batch.requests, candidates, tree, verified, done))
+            self.config = self.steps.next_config([done.accept_lens[r] - 1 for r in batch.going_on()])
         return going_on
 
     # endregion one_round
@@ -125,6 +132,7 @@ class EagleWorkerV1(SpecWorker):
         if config.topk > draft.choices:
             raise ValueError(f"topk is {config.topk}, but the draft can propose only {draft.choices} ids")
         self.draft_runner = draft
+        self.chain = ChainBuffers()
 
     reads_ahead = True
 
@@ -134,8 +142,9 @@ class EagleWorkerV1(SpecWorker):
 
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """The draft's slots are back before the tree's are taken, so it is the larger number of the two."""
-        drafts = self.allocator.slots_to_extend(kv_lens, [self.config.draft_end(kv_len) for kv_len in kv_lens])
-        trees = self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
+        config = self.steps.largest
+        drafts = self.allocator.slots_to_extend(kv_lens, [config.draft_end(kv_len) for kv_len in kv_lens])
+        trees = self.allocator.slots_to_extend(kv_lens, [config.tree_end(kv_len) for kv_len in kv_lens])
         return max(drafts, trees)
 
     # region eagle_phases
@@ -143,12 +152,24 @@ class EagleWorkerV1(SpecWorker):
         return extend_after_prefill(batch, out.hidden_states, slots, self.draft_runner, self.config)
 
     def draft(self, batch: RunningBatch) -> Candidates:
-        return draft(batch, self.draft_runner, self.allocator, self.config)
+        return draft(batch, self.draft_runner, self.allocator, self.config, self.loop_of(batch))
+
+    def make_tree(self, batch: RunningBatch, candidates: Candidates | None) -> VerifyInput:
+        if candidates is None or not self.chain.fits(batch, self.config):
+            return super().make_tree(batch, candidates)
+        self.stats.chain_rounds += 1 if batch.requests else 0
+        return self.chain.make_tree(batch, candidates)
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         return extend_after_verify(batch, verified, done, self.draft_runner, self.config)
 
     # endregion eagle_phases
+
+    def loop_of(self, batch: RunningBatch) -> DraftLoop:
+        """The short cut of chains where the round allows it; what it leaves out is made where somebody observes."""
+        if self.chain.fits(batch, self.config):
+            return partial(self.chain.draft_loop, scored=self.observed)
+        return draft_loop
 
     def empty_draft_input(self) -> DraftInput:
         model, device = self.draft_runner.model, self.draft_runner.device

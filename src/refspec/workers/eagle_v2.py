@@ -48,7 +48,7 @@ from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.futures import Futures
 from refspec.runtime.rows import causal_mask
 from refspec.runtime.runner import require_finite_logits
-from refspec.spec.draft import draft_loop, propose, reserved_branches
+from refspec.spec.draft import propose, reserved_branches
 from refspec.spec.verify import judge
 from refspec.workers.base import Observer, RoundInFlight
 from refspec.workers.eagle_v1 import EagleWorkerV1
@@ -95,6 +95,7 @@ class EagleWorkerV2(EagleWorkerV1):
     # region launch
     def launch(self, batch: RunningBatch, observer: Observer | None = None) -> tuple[RunningBatch, LaunchedRound]:
         recorder = RoundRecorder(self.stats, self.config) if observer else None
+        self.observed = observer is not None
         with self.phase("reserve"):
             self.reserve(batch)
         with self.phase("draft"):
@@ -173,7 +174,8 @@ class EagleWorkerV2(EagleWorkerV1):
         """As v1's, over slots that are the request's already."""
         assert batch.draft_input is not None
         branches = reserved_branches(batch, self.draft_runner, self.config)
-        return draft_loop(batch, batch.draft_input, branches, batch.seq_lens, self.draft_runner, self.config)
+        loop = self.loop_of(batch)
+        return loop(batch, batch.draft_input, branches, batch.seq_lens, self.draft_runner, self.config)
 
     def tree_slots(self, batch: RunningBatch) -> Tensor:
         """i64 (b·N): those of the first N positions behind what is committed."""

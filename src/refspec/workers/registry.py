@@ -16,7 +16,7 @@ Source: SGLang: python/sglang/srt/speculative/spec_registry.py @0.5.23
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -64,12 +64,12 @@ class Setup:
     stats: Stats
     dtype: torch.dtype
     device: torch.device
-    make_runner: Callable[[ServedModel, dict[str, int]], ModelRunner]
+    make_runner: Callable[[ServedModel, Mapping[str, int | Sequence[int]]], ModelRunner]
     note: Callable[[str], None]
 
     def target_runner(self, model: ServedModel | None = None) -> ModelRunner:
         """A runner of the target (or of a model that stands in for it), which verifies N rows of each request."""
-        return self.make_runner(model or self.target, {"target": self.config.num_draft_tokens})
+        return self.make_runner(model or self.target, {"target": self.config.tree_sizes})
 
     def no_draft(self) -> None:
         """Raises ValueError if a draft was given to an algorithm that takes none."""
@@ -114,7 +114,7 @@ class Algorithm:
 
     name: that of SpecConfig.algorithm. summary: one line. build: makes the worker; raises ValueError, with one line
     that says what is wrong, for a config or models that it cannot work with. shipped_draft: the shipped draft that it
-    takes with the shipped target; None: it takes no draft.
+    takes with the shipped target; None: it takes no draft. adaptive: its steps may change from round to round.
     defaults: fields of SpecConfig that should have other values than its own, where nobody asks for any.
     fixed: fields that nobody may choose, since it does not look at them or can work with one value only: that of
         defaults, or else SpecConfig's own. Of num_draft_tokens it is num_steps + 1.
@@ -124,6 +124,7 @@ class Algorithm:
     summary: str
     build: Callable[[Setup], Worker]
     shipped_draft: str | None = None
+    adaptive: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
 
@@ -237,7 +238,8 @@ def eagle_draft(setup: Setup) -> ServedModel:
 
 def _eagle(setup: Setup) -> Worker:
     config = setup.config
-    draft = setup.make_runner(eagle_draft(setup), {"draft": config.topk, "extend": config.num_steps + 1})
+    extend_rows = [steps + 1 for steps in config.step_choices]
+    draft = setup.make_runner(eagle_draft(setup), {"draft": config.topk, "extend": extend_rows})
     return EagleWorkerV1(setup.target_runner(), draft, setup.allocator, setup.stats, config)
 
 
@@ -259,7 +261,7 @@ def _built_in(name: str, build: Callable[[Setup], Worker], shipped_draft: str | 
 BUILT_IN = {
     algorithm.name: algorithm
     for algorithm in (
-        _built_in("eagle", _eagle, "tiny-eagle"),
+        _built_in("eagle", _eagle, "tiny-eagle", adaptive=True),
         _built_in("eagle-v2", _eagle_v2, "tiny-eagle"),
         _built_in("ngram", _ngram, fixed=OF_A_DRAFT_MODEL),
     )
