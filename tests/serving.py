@@ -104,8 +104,11 @@ def assert_as_foretold(next_logits: NextLogits, visits: Sequence[Visit], request
 
 def slots_for(spec: SpecConfig | None, page_size: int, kv_len: int) -> int:
     """Of a request with kv_len committed tokens, and of one round behind them."""
-    end = max(spec.draft_end(kv_len), spec.tree_end(kv_len)) if spec else kv_len + 1
-    return -(-end // page_size) * page_size
+    ends = [kv_len + 1]
+    if spec:
+        drafted_behind = kv_len + (spec.algorithm == "standalone")  # it reads the bonus first
+        ends = [spec.draft_end(drafted_behind), spec.tree_end(kv_len)]
+    return -(-max(ends) // page_size) * page_size
 
 
 def slots_alone(spec: SpecConfig | None, page_size: int, visits: Sequence[Visit]) -> int:

@@ -1,12 +1,6 @@
 """Sampled output has the target's law, whatever drafts and however drafts are judged; and a seed means one output.
 
-The target is a Markov chain over four tokens, so that the law of the first three tokens (the prefill's, and two of the
-rounds') can be written down: 64 cells, one request for each seed. The draft is another chain. tests/test_sample_walk.py
-asks the same of more seeds, and of samplers that are bent on purpose.
-
-Seeds count from 0 and were not chosen. A true sampler comes out at one in a thousand now and then, and here target_only
-with k=1 does (3e-4 on 3000 seeds; 0.7 on two million, through the same coins and walk). So the bar for "plausible" is
-1e-5, four orders above what counts as bent.
+tests/test_sample_walk.py asks the same of more seeds, and of samplers that are bent on purpose.
 """
 
 from __future__ import annotations
@@ -14,14 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from builders import (
     agreeing_now_and_then,
-    assert_all_free,
     generate_watched,
     ragged_prompts,
     random_head,
@@ -30,18 +22,13 @@ from builders import (
     scripted_engine,
     transparent_pair,
 )
+from markov import BENT, DRAFT, FILTERED, PLAIN_T1, PLAUSIBLE, SEEDS, TARGET, law_of, markov, plausibility, sampled
 
 from refspec import Engine, Generation, SamplingParams, SpecConfig
 from refspec.contracts import DraftInput, ForwardMode
 from refspec.models.scripted import ScriptedModel
 from refspec.requests.request import RunningBatch
 from refspec.requests.sampling import BatchSampling
-
-SEEDS = 1200
-PLAUSIBLE, BENT = 1e-5, 1e-9
-TARGET = [[0.40, 0.30, 0.20, 0.10], [0.05, 0.15, 0.20, 0.60], [0.35, 0.15, 0.45, 0.05], [0.0, 0.7, 0.2, 0.1]]
-DRAFT = [[0.10, 0.60, 0.20, 0.10], [0.30, 0.20, 0.20, 0.30], [0.50, 0.05, 0.15, 0.30], [0.3, 0.4, 0.1, 0.2]]
-ROOT = 2
 
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
 TREE = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, exact_branch_kv=True)
@@ -57,12 +44,6 @@ WAYS: dict[str, SpecConfig | None] = {
 EACH_WAY = pytest.mark.parametrize("spec", WAYS.values(), ids=WAYS)
 SPECULATIVE = pytest.mark.parametrize("spec", list(WAYS.values())[1:], ids=list(WAYS)[1:])
 DRAWN = pytest.mark.parametrize("spec", [REJECTION, BLOCK], ids=["rejection", "block"])
-PLAIN_T1 = SamplingParams(max_new_tokens=3, temperature=1.0)
-FILTERED = SamplingParams(max_new_tokens=3, temperature=1.5, top_k=3, top_p=0.9, min_p=0.2)
-
-
-def markov(law: Sequence[Sequence[float]]) -> Callable[[list[int]], list[float]]:
-    return lambda context: [math.log(p) if p else -math.inf for p in law[context[-1]]]
 
 
 def engine_of(spec: SpecConfig | None, **settings: int) -> Engine:
@@ -70,45 +51,6 @@ def engine_of(spec: SpecConfig | None, **settings: int) -> Engine:
     return Engine(
         target, None if spec in (None, NGRAM) else draft, spec, max_running=SEEDS, kv_slots=20 * SEEDS, **settings
     )
-
-
-def law_of(row: Sequence[float], params: SamplingParams) -> list[float]:
-    """What params make of a row, as their documentation says it."""
-    weights = {token: p ** (1 / params.temperature) for token, p in enumerate(row) if p}
-    ranking = sorted(weights, key=lambda token: -weights[token])[: params.top_k or None]
-    total, passed, kept = sum(weights[t] for t in ranking), 0.0, []
-    for token in ranking:
-        if passed < params.top_p * total and weights[token] >= params.min_p * weights[ranking[0]]:
-            kept.append(token)
-        passed += weights[token]
-    return [weights[t] / sum(weights[u] for u in kept) if t in kept else 0.0 for t in range(len(row))]
-
-
-def plausibility(outputs: Sequence[tuple[int, ...]], params: SamplingParams) -> float:
-    """How probable a chi-square at least as large as theirs is, if they are what the target says."""
-    rows = [law_of(row, params) for row in TARGET]
-    cells = {
-        text: rows[ROOT][text[0]] * rows[text[0]][text[1]] * rows[text[1]][text[2]]
-        for text in itertools.product(range(4), repeat=3)
-    }
-    counts = Counter(outputs)
-    if any(cells[text] == 0 for text in counts):
-        return 0.0
-    rare = {text for text, p in cells.items() if 0 < p * len(outputs) < 5}  # joined to one cell
-    expected = [p * len(outputs) for text, p in cells.items() if p and text not in rare]
-    found = [counts[text] for text, p in cells.items() if p and text not in rare]
-    if rare:
-        expected.append(sum(cells[text] for text in rare) * len(outputs))
-        found.append(sum(counts[text] for text in rare))
-    assert min(expected) > 3
-    chi_square = sum((x - e) ** 2 / e for x, e in zip(found, expected, strict=True))
-    return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2), torch.tensor(chi_square / 2)))
-
-
-def sampled(engine: Engine, params: SamplingParams) -> list[tuple[int, ...]]:
-    generations = engine.generate([[0, ROOT]] * SEEDS, [replace(params, seed=seed) for seed in range(SEEDS)])
-    assert_all_free(engine)
-    return [tuple(g.token_ids) for g in generations]
 
 
 # --- the law ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ Who implements what:
 |-------------|------------------|------------------------------------------------|----------|-------------------------|
 | none        | PlainWorker      | nothing                                        | none     | 1                       |
 | eagle       | EagleWorkerV1    | an EAGLE head, S - 1 forwards and an extend    | its own  | k·S, given back; then N |
+| standalone  | StandaloneWorker | a language model, an extend and S - 1 forwards | its own  | k·S + 1, so; then N     |
 | ngram       | NgramWorker      | a trie of what was said, no forward            | none     | N                       |
 
 Source: SGLang: python/sglang/srt/speculative/base_spec_worker.py:BaseSpecWorker @v0.5.5

@@ -33,7 +33,7 @@ from refspec.config import (
     algorithm_entry_points,
 )
 from refspec.memory.allocator import SlotAllocator
-from refspec.models.checkpoint import find_checkpoint, load_eagle
+from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target
 from refspec.models.eagle import EagleHead
 from refspec.models.llama import LlamaForCausalLM
 from refspec.runtime.runner import ModelRunner, ServedModel
@@ -41,6 +41,7 @@ from refspec.workers.base import Stats, Worker
 from refspec.workers.eagle_v1 import EagleWorkerV1
 from refspec.workers.eagle_v2 import EagleWorkerV2
 from refspec.workers.ngram import NgramWorker
+from refspec.workers.standalone import StandaloneWorker
 
 Draft = TypeVar("Draft", bound=ServedModel)
 
@@ -249,6 +250,33 @@ def _eagle_v2(setup: Setup) -> Worker:
     return EagleWorkerV2(setup.target_runner(), draft, setup.allocator, setup.stats, config)
 
 
+def standalone_draft(setup: Setup) -> ServedModel:
+    """The small language model that was asked for. Raises ValueError for one that does not speak the target's tokens.
+
+    Its hidden size and its dtype are its own.
+    """
+    folder = setup.draft_folder()
+    if folder:
+        draft: ServedModel = load_target(folder, setup.dtype, setup.device)
+    else:
+        assert setup.draft is not None
+        assert not isinstance(setup.draft, str | Path)
+        draft = setup.draft
+    if isinstance(draft, nn.Module) and not hasattr(draft, "embed_tokens"):
+        raise ValueError("the draft has no embedding of its own: algorithm standalone takes a whole language model")
+    ours, theirs = setup.target.config.vocab_size, draft.config.vocab_size
+    if ours != theirs:
+        raise ValueError(f"the draft's vocab_size is {theirs}, the target's {ours}: they must be equal")
+    require_finite(draft, "draft")
+    return draft
+
+
+def _standalone(setup: Setup) -> Worker:
+    config = setup.config
+    draft = setup.make_runner(standalone_draft(setup), {"draft": config.topk, "extend": config.num_steps + 2})
+    return StandaloneWorker(setup.target_runner(), draft, setup.allocator, setup.stats, config)
+
+
 def _ngram(setup: Setup) -> Worker:
     setup.no_draft()
     return NgramWorker(setup.target_runner(), setup.allocator, setup.stats, setup.config)
@@ -263,6 +291,7 @@ BUILT_IN = {
     for algorithm in (
         _built_in("eagle", _eagle, "tiny-eagle", adaptive=True),
         _built_in("eagle-v2", _eagle_v2, "tiny-eagle"),
+        _built_in("standalone", _standalone, "tiny-standalone"),
         _built_in("ngram", _ngram, fixed=OF_A_DRAFT_MODEL),
     )
 }
