@@ -90,7 +90,7 @@ class MemoryModel:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.allocator = SlotAllocator(shape.page_size * shape.pages, CPU, shape.page_size)
-        self.cache = PrefixCache(self.allocator, pair_keys=shape.with_draft)
+        self.cache = PrefixCache(self.allocator, reads_ahead=int(shape.with_draft))
         self.waiting: list[ModelRequest] = []
         self.running: list[ModelRequest] = []
         # The oracle. Slots that nobody wrote since they were handed out are in neither of the first two.

@@ -13,8 +13,8 @@ from refspec.memory.prefix_cache import PrefixCache, TreeNode
 CPU = torch.device("cpu")
 
 
-def cache_of(size: int = 64, page_size: int = 1, pair_keys: bool = False) -> PrefixCache:
-    return PrefixCache(SlotAllocator(size, CPU, page_size), pair_keys)
+def cache_of(size: int = 64, page_size: int = 1, reads_ahead: int = 0) -> PrefixCache:
+    return PrefixCache(SlotAllocator(size, CPU, page_size), reads_ahead)
 
 
 def put(cache: PrefixCache, ids: list[int], *locked: TreeNode) -> list[int]:
@@ -308,7 +308,7 @@ def test_check_names_what_does_not_add_up(fault, complaint: str) -> None:  # typ
 
 def test_pair_keys_leave_the_last_token_to_compute() -> None:
     """Its pair is not known yet; and its logits and hidden state are what the first round starts from."""
-    cache = cache_of(pair_keys=True)
+    cache = cache_of(reads_ahead=1)
     slots = put(cache, [1, 2, 3, 4])
     assert cache.cacheable_len(4) == 3
     assert found(cache, [1, 2, 3, 4]) == slots[:3]
@@ -318,7 +318,7 @@ def test_pair_keys_leave_the_last_token_to_compute() -> None:
 
 
 def test_pair_keys_tell_the_same_token_before_another_one_apart() -> None:
-    cache = cache_of(pair_keys=True)
+    cache = cache_of(reads_ahead=1)
     first = put(cache, [1, 2, 3])
     assert found(cache, [1, 2, 4]) == first[:1]
     second = put(cache, [1, 2, 4])
@@ -330,25 +330,38 @@ def test_pair_keys_tell_the_same_token_before_another_one_apart() -> None:
 
 def test_pair_keys_in_pages() -> None:
     """A page of 4 needs 5 tokens: the fifth is the last pair's second."""
-    cache = cache_of(page_size=4, pair_keys=True)
+    cache = cache_of(page_size=4, reads_ahead=1)
     slots = put(cache, [1, 2, 3, 4, 5])
     assert found(cache, [1, 2, 3, 4]) == []
     assert found(cache, [1, 2, 3, 4, 6]) == []
     assert found(cache, [1, 2, 3, 4, 5]) == slots[:4]
 
 
+def test_three_layers_need_three_tokens_ahead() -> None:
+    """Row p of layer i depends on the tokens up to p + 1 + i: only where all of them agree is it found."""
+    cache = cache_of(reads_ahead=3)
+    first = put(cache, [1, 2, 3, 4, 5, 6])
+    assert cache.cacheable_len(6) == 3
+    assert found(cache, [1, 2, 3, 4, 5, 6, 7]) == first[:3]
+    assert found(cache, [1, 2, 3, 4, 9, 9, 9]) == first[:1]
+    second = put(cache, [1, 2, 3, 4, 9, 9, 9])
+    assert (second[0], second[1] != first[1]) == (first[0], True)
+    assert found(cache, [1, 2, 3, 4, 9, 9]) == second[:3]
+    assert found(cache, [1, 2, 3]) == []
+
+
 class Rows:
     """What each slot's two rows saw: the target's, the text to its token; the draft's, one token more."""
 
-    def __init__(self, pair_keys: bool) -> None:
-        self.cache = cache_of(size=512, pair_keys=pair_keys)
+    def __init__(self, reads_ahead: int) -> None:
+        self.cache = cache_of(size=512, reads_ahead=reads_ahead)
         self.target: dict[int, list[int]] = {}
         self.draft: dict[int, list[int]] = {}
 
     def serve(self, ids: list[int]) -> None:
         """As `put`. With plain keys the last matched token counts as not matched, so that its row is made anew."""
         hit = found(self.cache, ids)
-        if not self.cache.pair_keys:
+        if not self.cache.reads_ahead:
             hit = hit[:-1]
         for position, slot in enumerate(hit):
             assert self.target[slot] == ids[: position + 1]
@@ -358,7 +371,7 @@ class Rows:
             self.target[slots[position]] = ids[: position + 1]
             self.draft[slots[position]] = ids[: position + 2]
         # The last token's next one is not known: its draft row is not written, and it is not cached.
-        cached = ids if self.cache.pair_keys else ids[:-1]
+        cached = ids if self.cache.reads_ahead else ids[:-1]
         had, n = self.cache.insert(cached, torch.tensor(slots)), self.cache.cacheable_len(len(cached))
         self.cache.allocator.free(torch.tensor(slots[len(hit) : had] + slots[n:], dtype=torch.int64))
         self.cache.check()
@@ -367,14 +380,14 @@ class Rows:
 @given(prompts=st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=8), max_size=12))
 def test_MEM_14_with_pair_keys_every_row_that_is_found_was_written_for_this_text(prompts: list[list[int]]) -> None:
     """Of the target and of the draft. A slot that no one wrote is in neither dictionary."""
-    rows = Rows(pair_keys=True)
+    rows = Rows(reads_ahead=1)
     for prompt in prompts:
         rows.serve(prompt)
 
 
 def test_plain_keys_give_a_draft_the_wrong_row_even_if_the_last_token_is_computed_anew() -> None:
     """The module's example: a b c, a b d, and then a b d e finds the row of b that was fed c."""
-    rows = Rows(pair_keys=False)
+    rows = Rows(reads_ahead=0)
     rows.serve([1, 2, 3, 0])
     rows.serve([1, 2, 4, 0])
     with pytest.raises(AssertionError, match="fed another token"):

@@ -271,8 +271,8 @@ def rows_that_nobody_wrote_are_cached(patch: Patch) -> None:
 def keys_are_single_tokens(patch: Patch) -> None:
     original = PrefixCache.__init__
 
-    def init(self: PrefixCache, allocator: SlotAllocator, pair_keys: bool) -> None:
-        original(self, allocator, pair_keys=False)
+    def init(self: PrefixCache, allocator: SlotAllocator, reads_ahead: int) -> None:
+        original(self, allocator, reads_ahead=0)
 
     patch.setattr(PrefixCache, "__init__", init)
 
@@ -354,8 +354,8 @@ def eviction_comes_after_the_snapshot(patch: Patch) -> None:
     caches: dict[SlotAllocator, PrefixCache] = {}
     init = PrefixCache.__init__
 
-    def remember(self: PrefixCache, allocator: SlotAllocator, pair_keys: bool) -> None:
-        init(self, allocator, pair_keys)
+    def remember(self: PrefixCache, allocator: SlotAllocator, reads_ahead: int) -> None:
+        init(self, allocator, reads_ahead)
         caches[allocator] = self
 
     patch.setattr(PrefixCache, "__init__", remember)

@@ -195,7 +195,7 @@ class Engine:
                 )
             )
             _refuse_branching_state(worker, spec)
-        cache = PrefixCache(self.allocator, pair_keys=worker.reads_ahead) if prefix_cache else None
+        cache = PrefixCache(self.allocator, worker.reads_ahead) if prefix_cache else None
         policy = RETRACTION_POLICIES[retraction]
         self.scheduler = Scheduler(worker, self.allocator, self.table, max_running, cache, chunk_size, policy)
 

@@ -254,8 +254,8 @@ class Scheduler:
         """
         slots, node = self.table.req_to_token[0, :0], None
         if self.cache:
-            # A target alone needs its answer after the last token. Where rows are fed the token after their own, the
-            # cache's keys are pairs, and the last token, which has none after it, is never found.
+            # A target alone needs its answer after the last token. Where rows depend on tokens after their own, these
+            # are part of the cache's keys, and the last token, which has none after it, is never found.
             ids = request.read_ids
             slots, node = self.cache.match_prefix(ids if self.worker.reads_ahead else ids[:-1])
             self.cache.inc_lock_ref(node)
@@ -419,8 +419,8 @@ class Scheduler:
         return self.cache.insert(ids, slots), self.cache.cacheable_len(len(ids))
 
     def _cache_ids(self, request: Request) -> list[int]:
-        """The written tokens; where keys are pairs, the one after them too."""
-        return request.all_ids[: request.written_len + (1 if self.worker.reads_ahead else 0)]
+        """The written tokens, and those after them that are part of their keys."""
+        return request.all_ids[: request.written_len + self.worker.reads_ahead]
 
     def _slots_of(self, request: Request) -> torch.Tensor:
         return self.table.req_to_token[request.row, : request.kv_len]

@@ -10,11 +10,13 @@ recently used leaves are evicted when slots are needed.
 finds the target's rows of a and b as it needs them, and the draft's row at b wrong: that one was fed c. To compute at
 least the last shared token anew is no cure. Once "a b d" is in the tree as well, below the old row of b, a third
 request "a b d e" matches all of it, with the wrong row in the middle. Verification repairs what the draft gets wrong,
-so no output shows this, only fewer accepted tokens. With `pair_keys` a token counts as the same only together with
-the token after it: the key of n tokens is n - 1 pairs, every matched slot has both models' rows right, and at least
-the last token of a prompt is left to compute. The draft's rows of what is left need nothing else of the prefix: each
-is fed the target's hidden state at its own slot's token. Plain keys are for what is fed its own token: a target alone,
-or a standalone draft. They can match a whole prompt; so whoever needs logits looks up all but its last token.
+so no output shows this, only fewer accepted tokens. With `reads_ahead` = 1 a token counts as the same only together
+with the token after it: the key of n tokens is n - 1 pairs, every matched slot has both models' rows right, and at
+least the last token of a prompt is left to compute. The draft's rows of what is left need nothing else of the prefix:
+each is fed the target's hidden state at its own slot's token. A draft of S layers, each fed one token further ahead,
+needs S tokens after each one in the key: then a match means that the rows of all layers are right. Plain keys, with
+`reads_ahead` = 0, are for what is fed its own token: a target alone, or a standalone draft. They can match a whole
+prompt; so whoever needs logits looks up all but its last token.
 
 **What the scheduler owes the tree.**
 
@@ -35,7 +37,7 @@ or a standalone draft. They can match a whole prompt; so whoever needs logits lo
    table.
 
 Source: SGLang (RadixAttention, Zheng et al. 2024, section 3): python/sglang/srt/mem_cache/radix_cache.py:RadixCache
-@0.5.23, where pair keys are the bigram view of a RadixKey, switched on by is_eagle.
+@0.5.23, where pairs are the bigram view of a RadixKey, switched on by is_eagle. Drafts of several layers get them too.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -51,8 +53,8 @@ from torch import Tensor
 
 from refspec.memory.allocator import IntegrityError, SlotAllocator
 
-# What one slot stands for in a key: a token, or a token and the one after it.
-Unit = int | tuple[int, int]
+# What one slot stands for in a key: a token, or a token and those after it that its rows depend on.
+Unit = int | tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -77,11 +79,12 @@ class PrefixMatch(NamedTuple):
 class PrefixCache:
     """The tree. See the module's docstring.
 
+    reads_ahead: how many tokens after its own a row depends on.
     evictable_size: slots of nodes without lock, all of which evict could free. protected_size: slots of the others.
     """
 
-    def __init__(self, allocator: SlotAllocator, pair_keys: bool = False) -> None:
-        self.allocator, self.page_size, self.pair_keys = allocator, allocator.page_size, pair_keys
+    def __init__(self, allocator: SlotAllocator, reads_ahead: int = 0) -> None:
+        self.allocator, self.page_size, self.reads_ahead = allocator, allocator.page_size, reads_ahead
         self.root = TreeNode([], allocator.free_pages[:0].clone(), None, last_used=0)
         self.clock = 0  # one tick for each match and each insert
         self.evictable_size = self.protected_size = 0
@@ -90,7 +93,7 @@ class PrefixCache:
 
     def cacheable_len(self, num_tokens: int) -> int:
         """How many leading slots of a sequence of so many tokens the tree can hold or match: whole pages of units."""
-        units = max(num_tokens - 1, 0) if self.pair_keys else num_tokens
+        units = max(num_tokens - self.reads_ahead, 0)
         return units // self.page_size * self.page_size
 
     def match_prefix(self, token_ids: Sequence[int]) -> PrefixMatch:
@@ -193,7 +196,9 @@ class PrefixCache:
 
     def _units(self, token_ids: Sequence[int]) -> list[Unit]:
         """What the tokens are as a key: whole pages of it."""
-        units: list[Unit] = [*pairwise(token_ids)] if self.pair_keys else [*token_ids]
+        units: list[Unit] = [*token_ids]
+        if self.reads_ahead:
+            units = [*zip(*(token_ids[i:] for i in range(self.reads_ahead + 1)), strict=False)]
         return units[: self.cacheable_len(len(token_ids))]
 
     def _first_page(self, key: Sequence[Unit]) -> tuple[Unit, ...]:

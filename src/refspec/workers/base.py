@@ -160,9 +160,10 @@ class Worker(ABC):
         """All that it runs."""
         return [self.target]
 
-    reads_ahead: bool
-    """Is a row of its cache fed the token after its own, as an EAGLE draft's is? Then only those can share a row who
-    agree on that token too, and a finished request's newest rows are not written."""
+    reads_ahead: int
+    """How many tokens after its own does a row of its cache depend on? 1 where it is fed the next one, as an EAGLE
+    draft's is. Only those can share a row who agree on them too; and where there are some, a finished request's newest
+    rows are not written."""
 
     @abstractmethod
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:

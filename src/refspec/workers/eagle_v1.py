@@ -134,7 +134,7 @@ class EagleWorkerV1(SpecWorker):
         self.draft_runner = draft
         self.chain = ChainBuffers()
 
-    reads_ahead = True
+    reads_ahead = 1
 
     @property
     def runners(self) -> list[ModelRunner]:

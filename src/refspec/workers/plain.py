@@ -16,7 +16,7 @@ from refspec.workers.base import Observer, Worker
 class PlainWorker(Worker):
     """The target alone. A round is one decode step."""
 
-    reads_ahead = False
+    reads_ahead = 0
 
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         return self.allocator.slots_to_extend(kv_lens, [kv_len + 1 for kv_len in kv_lens])

@@ -48,7 +48,7 @@ class StandaloneWorker(SpecWorker):
         super().__init__(target, allocator, stats, config)
         self.draft_runner = draft
 
-    reads_ahead = False
+    reads_ahead = 0
 
     @property
     def runners(self) -> list[ModelRunner]:
