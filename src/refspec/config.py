@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ALGORITHMS = {
     "eagle": "an EAGLE head over the target's hidden states, rounds as in spec v1",
     "eagle-v2": "the same head, rounds as in spec v2: they overlap",
+    "eagle3": "a head on three layers of the target, with a small vocabulary of its own",
+    "mtp": "one multi-token-prediction layer, fed its own output",
     "standalone": "a small language model of its own, which reads tokens as they are",
     "ngram": "no draft model: what followed the same tokens before, in any prompt or output",
 }

@@ -33,9 +33,11 @@ from refspec.config import (
     algorithm_entry_points,
 )
 from refspec.memory.allocator import SlotAllocator
-from refspec.models.checkpoint import find_checkpoint, load_eagle, load_target
+from refspec.models.checkpoint import find_checkpoint, load_eagle, load_eagle3, load_mtp, load_target
 from refspec.models.eagle import EagleHead
+from refspec.models.eagle3 import Eagle3Head, FusedTarget
 from refspec.models.llama import LlamaForCausalLM
+from refspec.models.mtp import MTPLayer, MTPLayers
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Stats, Worker
 from refspec.workers.eagle_v1 import EagleWorkerV1
@@ -91,11 +93,26 @@ class Setup:
             return find_checkpoint(self.shipped_draft)
         return find_checkpoint(self.draft) if isinstance(self.draft, str | Path) else None
 
+    def draft_object(self) -> ServedModel:
+        """The draft, where it was given as a model object. Raises ValueError if its weights are no numbers."""
+        assert self.draft is not None
+        assert not isinstance(self.draft, str | Path)
+        require_finite(self.draft, "draft")
+        return self.draft
+
     def llama_target(self) -> LlamaForCausalLM:
         """The target, for a draft that shares its embedding. Raises ValueError where it is another kind of model."""
         if not isinstance(self.target, LlamaForCausalLM):
-            raise ValueError("an EAGLE head shares its target's embedding: the target must be a LLaMA-style model")
+            raise ValueError(
+                f"the draft of algorithm {self.config.algorithm} shares its target's embedding: the target must be a "
+                "LLaMA-style model"
+            )
         return self.target
+
+    def check_shared(self, draft: EagleHead | Eagle3Head | MTPLayer) -> None:
+        """Raises ValueError for a draft that shares another target's embedding."""
+        if draft.shared[0] is not getattr(self.target, "embed_tokens", None):
+            raise ValueError("this draft was made for another target: it shares its own target's embedding")
 
     def check_sizes(self, draft: ServedModel) -> None:
         """Raises ValueError for a draft object whose vocabulary, hidden states or dtype are not the target's."""
@@ -225,23 +242,51 @@ def eagle_draft(setup: Setup) -> ServedModel:
     folder = setup.draft_folder()
     if folder:
         return load_eagle(folder, setup.llama_target(), setup.dtype, setup.device)
-    draft = setup.draft
-    assert draft is not None
-    assert not isinstance(draft, str | Path)
+    draft = setup.draft_object()
     setup.check_sizes(draft)
-    if isinstance(draft, EagleHead) and draft.shared[0] is not getattr(setup.target, "embed_tokens", None):
-        raise ValueError("this EAGLE head was made for another target: a head shares its own target's embedding")
+    if isinstance(draft, EagleHead):
+        setup.check_shared(draft)
     if isinstance(draft, LlamaForCausalLM):
         raise ValueError("the draft is a whole language model: algorithm eagle takes an EAGLE head")
-    require_finite(draft, "draft")
     return draft
 
 
-def _eagle(setup: Setup) -> Worker:
+def _round_v1(setup: Setup, target: ModelRunner, draft: ServedModel) -> Worker:
+    """EAGLE's round with a draft of its shape: EAGLE-3 and MTP differ from EAGLE in their models alone."""
     config = setup.config
     extend_rows = [steps + 1 for steps in config.step_choices]
-    draft = setup.make_runner(eagle_draft(setup), {"draft": config.topk, "extend": extend_rows})
-    return EagleWorkerV1(setup.target_runner(), draft, setup.allocator, setup.stats, config)
+    runner = setup.make_runner(draft, {"draft": config.topk, "extend": extend_rows})
+    return EagleWorkerV1(target, runner, setup.allocator, setup.stats, config)
+
+
+def _eagle(setup: Setup) -> Worker:
+    draft = eagle_draft(setup)
+    return _round_v1(setup, setup.target_runner(), draft)
+
+
+def _eagle3(setup: Setup) -> Worker:
+    target, folder = setup.llama_target(), setup.draft_folder()
+    draft = load_eagle3(folder, target, setup.dtype, setup.device) if folder else setup.draft_object()
+    if not isinstance(draft, Eagle3Head):
+        raise ValueError("the draft is no EAGLE-3 head: algorithm eagle3 takes one")
+    setup.check_shared(draft)
+    if setup.config.topk > draft.config.draft_vocab_size:
+        raise ValueError(
+            f"topk is {setup.config.topk}, but the draft's vocabulary has only {draft.config.draft_vocab_size} ids"
+        )
+    return _round_v1(setup, setup.target_runner(FusedTarget(target, draft.config.feature_layers)), draft)
+
+
+def _mtp(setup: Setup) -> Worker:
+    folder = setup.draft_folder()
+    draft = load_mtp(folder, setup.llama_target(), setup.dtype, setup.device) if folder else setup.draft_object()
+    layer: ServedModel = draft[0] if isinstance(draft, MTPLayers) else draft
+    if isinstance(layer, MTPLayer):
+        setup.check_shared(layer)
+    elif isinstance(layer, nn.Module):
+        raise ValueError("the draft is no MTP layer: algorithm mtp takes one, or several, of which it uses the first")
+    setup.check_sizes(layer)
+    return _round_v1(setup, setup.target_runner(), layer)
 
 
 def _eagle_v2(setup: Setup) -> Worker:
@@ -259,15 +304,12 @@ def standalone_draft(setup: Setup) -> ServedModel:
     if folder:
         draft: ServedModel = load_target(folder, setup.dtype, setup.device)
     else:
-        assert setup.draft is not None
-        assert not isinstance(setup.draft, str | Path)
-        draft = setup.draft
+        draft = setup.draft_object()
     if isinstance(draft, nn.Module) and not hasattr(draft, "embed_tokens"):
         raise ValueError("the draft has no embedding of its own: algorithm standalone takes a whole language model")
     ours, theirs = setup.target.config.vocab_size, draft.config.vocab_size
     if ours != theirs:
         raise ValueError(f"the draft's vocab_size is {theirs}, the target's {ours}: they must be equal")
-    require_finite(draft, "draft")
     return draft
 
 
@@ -291,6 +333,8 @@ BUILT_IN = {
     for algorithm in (
         _built_in("eagle", _eagle, "tiny-eagle", adaptive=True),
         _built_in("eagle-v2", _eagle_v2, "tiny-eagle"),
+        _built_in("eagle3", _eagle3, "tiny-eagle3", adaptive=True),
+        _built_in("mtp", _mtp, "tiny-mtp", adaptive=True),
         _built_in("standalone", _standalone, "tiny-standalone"),
         _built_in("ngram", _ngram, fixed=OF_A_DRAFT_MODEL),
     )
