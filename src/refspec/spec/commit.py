@@ -32,8 +32,7 @@ def commit(
     """Afterwards every request has its new tokens, and finish_reason if one of them ended it; of verify's slots
     only the kept ones are still taken, entered in the request table in path order; seq_lens have advanced.
 
-    With pages, and trees that branch, the kept rows have come to the front of their requests' rows, and kept_rows says
-    so.
+    With pages and branching trees the kept rows have come to the front of their requests' rows, and kept_rows says so.
     """
     # region commit_block
     require_finite_logits(verified.finite)

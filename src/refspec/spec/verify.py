@@ -7,14 +7,11 @@ target's own, and where the walk ends the target's choice comes on top, as the b
 A greedy request's choice is the likeliest token, and the walk looks for it among a node's children. One that samples
 has its choices drawn: the walk asks of each child, by a coin, whether it is what the target would have sampled. The
 target's law comes out, whatever was drafted. `SpecConfig.sampler` says how that is done; `sample_walk` does it.
-
-Guesses that are looked up depend on what others have said. Judged by coins of their own, so would the text of a seed.
-There the target's choice after each node is drawn first, by the coin that plain decoding throws for its position, and
-the walk looks for it as for a greedy one. Drafts are accepted as often, and the output is plain decoding's.
+Only guesses that were looked up are never judged: what plain decoding would draw after each node is drawn, and the walk
+looks for it as for a greedy choice (see workers/ngram.py).
 
 Source: SpecInfer (Miao et al. 2024, section 4, token tree verification); SGLang:
-python/sglang/srt/speculative/eagle_info.py:EagleVerifyInput.verify @v0.5.5. SGLang judges what was looked up as it does
-other drafts; transformers draws first (src/transformers/generation/utils.py:_assisted_decoding @v4.48.0).
+python/sglang/srt/speculative/eagle_info.py:EagleVerifyInput.verify @v0.5.5
 """
 
 from __future__ import annotations

@@ -104,9 +104,7 @@ class SpecWorker(Worker):
 
     @abstractmethod
     def draft(self, batch: RunningBatch) -> Candidates | None:
-        """Guess. Afterwards the allocator is as it was. None: there is no pool to choose from; make_tree guesses, and
-        counts its guesses itself.
-        """
+        """Guess; the allocator is as it was. None: there is no pool to choose from, make_tree guesses and counts."""
 
     def make_tree(self, batch: RunningBatch, candidates: Candidates | None) -> VerifyInput:
         """What the target is to check: the best of the candidates."""

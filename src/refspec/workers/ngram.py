@@ -15,11 +15,18 @@ What differs from a draft model's tree:
 
 All requests of an engine share one trie, as in SGLang: a request finds what others have said. So how many guesses are
 accepted, and how many rounds a text takes, depends on what the engine has served before, and what else it serves at the
-time. The text does not, not even a sampled one: see `spec/verify.py`. A request that is retracted and reads its text
-again inserts it again, since it may have been evicted meanwhile.
+time. The text must not, and a greedy one does not. A sampled one would, if its guesses were judged by coins of their
+own: a seed would bring another text in other company. So the target's choice after each node is drawn first, with the
+coin that plain decoding throws for its position, and only then looked for among the node's children. They catch it with
+the probability that they have together, which is how often a coin for each node would accept one; the text has the
+target's law because it is, token for token, what plain decoding says.
+
+A request that is retracted and reads its text again inserts it again, since it may have been evicted meanwhile.
 
 Source: SGLang: python/sglang/srt/speculative/ngram_worker.py:NGRAMWorker @0.5.23. There each round inserts the newest
-max_trie_depth tokens again, and prompts are not inserted: of one, no more than its end is ever found.
+max_trie_depth tokens again, and prompts are not inserted: of one, no more than its end is ever found; and guesses are
+judged by coins. transformers: src/transformers/generation/utils.py:_assisted_decoding @v4.48.0 draws first, too, where
+drafts come without a law, as those of its prompt lookup do.
 """
 
 from __future__ import annotations
