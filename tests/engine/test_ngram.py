@@ -218,6 +218,15 @@ def test_a_rank_without_requests_passes_through_an_empty_round() -> None:
     engine.check()
 
 
+def test_graphs_hold_the_verify_forward() -> None:
+    """Its shape is the same in every round, whatever was found."""
+    target = random_llama(llama_config(vocab_size=VOCAB), seed=4)
+    params = SamplingParams(max_new_tokens=30)
+    engine = Engine(target, None, NGRAM, graphs=[1, 4])
+    assert_same_output(Engine(target).generate(prompts_of(3, 9), params), engine.generate(prompts_of(3, 9), params))
+    assert engine.stats.graph_replays["target"] == engine.stats.target_forwards > 0
+
+
 def test_all_requests_end_inside_one_verify_and_the_next_are_served() -> None:
     target = ScriptedModel(lambda _: [9.0] + [0.0] * (VOCAB - 1), VOCAB)
     engine = Engine(target, None, NGRAM)

@@ -54,7 +54,7 @@ class Stats:
     rounds: int = 0
     request_rounds: int = 0  # rounds, each counted once for every request in it
     committed_tokens: int = 0  # by rounds, bonus included; prefill's first tokens are not in it
-    drafted_levels: int = 0  # num_steps for each request round
+    drafted_levels: int = 0  # num_steps for each request round; of guesses that were looked up, the longest path
     candidates: int = 0  # that the draft came up with
     retractions: int = 0  # requests that lost their slots to others, each time that one did
     cached_tokens: int = 0  # that were found in the prefix cache at admissions, and not read; SGLang's name for it

@@ -21,7 +21,8 @@ coin that plain decoding throws for its position, and only then looked for among
 the probability that they have together, which is how often a coin for each node would accept one; the text has the
 target's law because it is, token for token, what plain decoding says.
 
-A request that is retracted and reads its text again inserts it again, since it may have been evicted meanwhile.
+A request that is retracted and reads its text again inserts it again, since it may have been evicted meanwhile. Ranks
+that share a batch have a trie each. (SGLang refuses n-gram with attention spread over ranks.)
 
 Source: SGLang: python/sglang/srt/speculative/ngram_worker.py:NGRAMWorker @0.5.23. There each round inserts the newest
 max_trie_depth tokens again, and prompts are not inserted: of one, no more than its end is ever found; and guesses are
