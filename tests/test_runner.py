@@ -15,6 +15,7 @@ from reference import softmax_attention
 from refspec.contracts import ForwardBatch
 from refspec.memory.kv_pool import KVLayout, MHATokenToKVPool
 from refspec.models.scripted import ScriptedModel
+from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner, PagedAttention, PoolAttention
 from refspec.spec.draft import best_tokens
 
@@ -128,6 +129,21 @@ def test_SEQ_02_what_a_rejected_row_holds_does_not_matter(
         batch = batch_of([1], [1], torch.tensor([[1, 2, 3]]), torch.tensor([[4]]), None, torch.tensor([4]))
         one = torch.ones(1, 1, 1, dtype=torch.float64)
         assert attention(batch, pool)(0, one, one, one).item() == pytest.approx(0.731058578)
+
+
+@both_ways
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_mask_that_stands_for_all_requests_is_one(
+    attention: type[PoolAttention] | type[PagedAttention], rows: int
+) -> None:
+    """That of a causal batch is one mask, expanded; with a row for each request it looks flat already."""
+    pool = MHATokenToKVPool(KVLayout(1, 1, 1, torch.float64), 8, CPU)
+    slots = torch.arange(2 * rows) + 1
+    batch = causal_batch(slots, slots, [rows, rows], slots.view(2, rows), torch.tensor([0, 1]), [0, 0])
+    values = torch.arange(2 * rows, dtype=torch.float64).view(-1, 1, 1)
+    out = attention(batch, pool)(0, torch.zeros_like(values), values, values)
+    expected = values.view(2, rows).cumsum(1) / torch.arange(1, rows + 1)
+    torch.testing.assert_close(out.view(2, rows), expected)
 
 
 def test_look_up_gives_each_row_what_it_sees() -> None:

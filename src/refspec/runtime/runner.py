@@ -209,7 +209,7 @@ class PagedAttention:
             columns = self.padding.batch_size * self.padding.rows * min(tail, 1)
             self.tree_mask = torch.ones(columns, dtype=torch.bool, device=batch.input_ids.device)
         else:
-            self.tree_mask = batch.tail_mask.flatten()
+            self.tree_mask = batch.tail_mask.contiguous().flatten()  # one mask may stand for all requests
 
     def __call__(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
         """q (n, heads, dim); k (n, kv_heads, dim), v (n, kv_heads, width) -> (n, heads, width).
