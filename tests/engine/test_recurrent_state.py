@@ -80,6 +80,8 @@ def test_more_branches_are_refused_for_a_target_and_for_a_draft() -> None:
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match=REFUSAL.format(role="draft")):
         Engine(llama(), Ahead(MODEL), spec)
+    with pytest.raises(ValueError, match="algorithm is 'ngram', which guesses trees, but the target keeps"):
+        Engine(MODEL, spec=SpecConfig("ngram", num_draft_tokens=6))  # type: ignore[arg-type]
 
 
 def test_without_the_refusal_the_output_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

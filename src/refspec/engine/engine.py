@@ -458,12 +458,17 @@ def _refuse_branching_state(worker: Worker, spec: SpecConfig) -> None:
     which refuses for the same reason. Its Triton kernels for other such models look up each row's parent, and take
     trees.
     """
+    if spec.topk == 1 and not spec.looks_up:
+        return
+    branches, remedy = f"topk is {spec.topk}", "set topk=1"
+    if spec.looks_up:
+        branches, remedy = f"algorithm is {spec.algorithm!r}, which guesses trees", "take one with a topk, and topk=1"
     for runner in worker.runners:
-        if spec.topk > 1 and getattr(runner.model, "recurrent_state", False):
+        if getattr(runner.model, "recurrent_state", False):
             role = "target" if runner is worker.target else "draft"
             raise ValueError(
-                f"topk is {spec.topk}, but the {role} keeps a recurrent state, which each row takes over from the row "
-                "before it, so that drafts cannot branch: set topk=1"
+                f"{branches}, but the {role} keeps a recurrent state, which each row takes over from the row before "
+                f"it, so that drafts cannot branch: {remedy}"
             )
 
 
