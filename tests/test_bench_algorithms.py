@@ -37,14 +37,17 @@ def test_everybody_has_run(report: dict[str, Any]) -> None:
 
 def test_forwards_are_for_each_token(report: dict[str, Any]) -> None:
     """One request: a round is one target forward, so tokens of a round and forwards of a token are each other's
-    inverse. Plain decoding has one for each token, and only who has a draft model runs one.
+    inverse, but for a round that was launched ahead at the end, and dropped. Plain decoding has one for each token, and
+    only who has a draft model runs one.
     """
     plain, *others = report["contestants"]
     assert plain["ratio_to_plain"] == plain["target_forwards_per_token"] == 1
     assert plain["accept_length"] is None
     assert plain["draft_forwards_per_token"] == 0
     for row in others:
-        assert row["target_forwards_per_token"] == pytest.approx(1 / row["accept_length"])
+        rounds, forwards = 23 / row["accept_length"], 23 * row["target_forwards_per_token"]
+        assert forwards - rounds == pytest.approx(round(forwards - rounds))
+        assert 0 <= round(forwards - rounds) <= (row["name"] == "eagle-v2")
         assert (row["draft_forwards_per_token"] > 0) == (BUILT_IN[row["name"]].shipped_draft is not None)
         spec = BUILT_IN[row["name"]].spec()
         assert row["num_draft_tokens"] == spec.num_draft_tokens

@@ -80,7 +80,8 @@ def test_NGR_04_unusual_options_arrive_and_the_drafter_runs(name: str, plain: li
         assert printed["config"][SPEC_FIELDS[option]] == UNUSUAL[option][0]
     stats, [generation] = printed["stats"], printed["generations"]
     assert generation["token_ids"] == plain
-    assert stats["rounds"] == stats["target_forwards"] == len(generation["accept_lens"]) > 0
+    assert stats["rounds"] == len(generation["accept_lens"]) > 0
+    assert stats["target_forwards"] - stats["rounds"] in (0, 1)  # one that was launched ahead comes to nothing
     assert stats["candidates"] > 0
     assert (stats["draft_forwards"] + stats["extend_forwards"] > 0) == (algorithm.shipped_draft is not None)
 

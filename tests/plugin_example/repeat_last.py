@@ -13,7 +13,7 @@ from torch import Tensor
 
 from refspec.contracts import Candidates, CommitOutput, ForwardOutput, VerifyInput, VerifyOutput
 from refspec.requests.request import RunningBatch
-from refspec.spec.tree import tree_from_mask
+from refspec.spec.masked_tree import tree_from_mask
 from refspec.workers.base import Worker
 from refspec.workers.eagle_v1 import SpecWorker
 from refspec.workers.registry import Algorithm, Setup
