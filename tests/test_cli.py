@@ -219,7 +219,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
     }
     options = {option.name for option in typer.main.get_command(app).commands["generate"].params}  # type: ignore[attr-defined]
     ngram = {name: value for name, value in asdict(SpecConfig()).items() if name.startswith("ngram_")}
-    elsewhere = {"watch", "json_schema", *ngram}  # tested below; n-gram's in test_cli_algorithms.py
+    elsewhere = {"watch", "json_schema", "adaptive_steps", *ngram}  # below, and in test_cli_algorithms
     assert options - {"help"} == {*given, *elsewhere}, "an option that this test does not know"
 
     words = [word for values in given.values() for word in values]
@@ -234,6 +234,7 @@ def test_every_option_arrives(models: list[str], tmp_path: Path) -> None:
         "threshold_single": 0.9,
         "threshold_acc": 0.8,
         "exact_penalties": False,
+        "adaptive_steps": [],
         **ngram,
         "max_new_tokens": 11,
         "ignore_eos": True,

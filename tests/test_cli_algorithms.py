@@ -15,6 +15,7 @@ from refspec import Engine, SamplingParams, SpecConfig
 from refspec.cli.algorithm import SPEC_FIELDS
 from refspec.cli.main import app
 from refspec.config import ALGORITHMS
+from refspec.models.checkpoint import SHIPPED, SHIPPED_FOLDER
 from refspec.workers.registry import BUILT_IN, Algorithm
 
 PROMPT = "def is_prime(n):\n"
@@ -28,6 +29,7 @@ UNUSUAL: dict[str, tuple[Any, list[str]]] = {
     "threshold_single": (0.9, ["--threshold-single", "0.9"]),
     "threshold_acc": (0.8, ["--threshold-acc", "0.8"]),
     "exact_penalties": (False, ["--no-exact-penalties"]),
+    "adaptive_steps": ((1, 2), ["--adaptive-steps", "1,2"]),
     "ngram_max_trie_depth": (7, ["--ngram-max-trie-depth", "7"]),
     "ngram_max_bfs_breadth": (3, ["--ngram-max-bfs-breadth", "3"]),
     "ngram_match_type": ("PROB", ["--ngram-match-type", "PROB"]),
@@ -53,6 +55,17 @@ def plain() -> list[int]:
     return generation.token_ids
 
 
+def has_weights(name: str) -> bool:
+    draft = BUILT_IN[name].shipped_draft
+    return draft is None or (SHIPPED_FOLDER / SHIPPED[draft]).is_dir()
+
+
+RUNNABLE = [
+    pytest.param(name, marks=pytest.mark.skipif(not has_weights(name), reason=f"the weights of {name} are not shipped"))
+    for name in ALGORITHMS
+]
+
+
 def leaves_open(algorithm: Algorithm, option: str) -> bool:
     try:
         algorithm.spec(**{SPEC_FIELDS[option]: UNUSUAL[option][0]})
@@ -67,15 +80,16 @@ def test_every_option_is_known_here() -> None:
         assert value not in [getattr(algorithm.spec(), SPEC_FIELDS[option]) for algorithm in BUILT_IN.values()]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_NGR_04_unusual_options_arrive_and_the_drafter_runs(name: str, plain: list[int]) -> None:
     algorithm = BUILT_IN[name]
-    given = [option for option in UNUSUAL if option != "sampler" and leaves_open(algorithm, option)]
+    # Those that want a chain come below.
+    given = [option for option in UNUSUAL if leaves_open(algorithm, option)]
+    given = [option for option in given if option not in ("sampler", "adaptive_steps")]
     printed = generate("--algorithm", name, *(word for option in given for word in UNUSUAL[option][1]))
     expected = algorithm.spec(**{SPEC_FIELDS[option]: UNUSUAL[option][0] for option in given})
-    assert {field: printed["config"][field] for field in SPEC_FIELDS.values()} == {
-        field: getattr(expected, field) for field in SPEC_FIELDS.values()
-    }
+    for field in set(SPEC_FIELDS.values()) - {"adaptive_steps"}:
+        assert printed["config"][field] == getattr(expected, field)
     for option in given:
         assert printed["config"][SPEC_FIELDS[option]] == UNUSUAL[option][0]
     stats, [generation] = printed["stats"], printed["generations"]
@@ -86,22 +100,30 @@ def test_NGR_04_unusual_options_arrive_and_the_drafter_runs(name: str, plain: li
     assert (stats["draft_forwards"] + stats["extend_forwards"] > 0) == (algorithm.shipped_draft is not None)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if leaves_open(BUILT_IN[name], "sampler")])
-def test_NGR_04_a_sampler_of_chains_arrives(name: str) -> None:
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_NGR_04_options_of_chains_arrive(name: str) -> None:
+    """Sampled by block verification; greedily with steps that change."""
+    if not leaves_open(BUILT_IN[name], "sampler"):
+        return  # refused: see below
     topk = ["--topk", "1"] if leaves_open(BUILT_IN[name], "topk") else []
     printed = generate("--algorithm", name, "--sampler", "block", "--temperature", "0.8", "--steps", "2", *topk)
     config = printed["config"]
     assert [config[field] for field in ("sampler", "topk", "num_steps", "num_draft_tokens")] == ["block", 1, 2, 3]
     assert printed["stats"]["draft_forwards"] > 0
+    if BUILT_IN[name].adaptive:
+        config = generate("--algorithm", name, "--adaptive-steps", "1,2,4")["config"]
+        assert [config[field] for field in ("topk", "num_steps", "num_draft_tokens")] == [1, 4, 5]
+        assert config["adaptive_steps"] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_without_options_an_algorithm_has_what_suits_it(name: str, plain: list[int]) -> None:
     """As a library too: the config that `spec` gives is one that the engine takes."""
     printed, expected = generate("--algorithm", name), BUILT_IN[name].spec()
     assert printed["config"]["algorithm"] == name
     for field in SPEC_FIELDS.values():
-        assert printed["config"][field] == getattr(expected, field)
+        value = getattr(expected, field)
+        assert printed["config"][field] == (list(value) if isinstance(value, tuple) else value)
     assert printed["config"]["draft"] == BUILT_IN[name].shipped_draft
     assert printed["generations"][0]["token_ids"] == plain
 
@@ -127,7 +149,7 @@ def test_plain_decoding_ignores_none_of_them_either(option: str) -> None:
     assert err.endswith(" with --algorithm none: it is for speculation, leave one of them out\n")
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_a_draft_may_be_named(name: str, plain: list[int]) -> None:
     draft = BUILT_IN[name].shipped_draft
     if draft:
@@ -157,7 +179,7 @@ def test_a_tree_has_as_many_nodes_as_there_are(options: list[str], shape: tuple[
     assert (config["topk"], config["num_steps"], config["num_draft_tokens"]) == shape
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, "none"])
+@pytest.mark.parametrize("name", [*RUNNABLE, "none"])
 def test_serve_demo_serves_by_any(name: str) -> None:
     options = ["--max-new-tokens", "6", "--algorithm", name, "--every", "1", "--dtype", "float64", "--json"]
     status, out, err = run("serve-demo", PROMPT, "import os\n", *options)

@@ -28,6 +28,7 @@ def model() -> ScriptedModel:
         ({"sampler": "block"}, "sampler is 'block', which judges a chain: it needs topk=1"),
         ({**CHAIN, "num_draft_tokens": 3, "sampler": "block"}, "num_draft_tokens=num_steps[+]1, got .*=3"),
         ({**CHAIN, "sampler": "block", "threshold_acc": 0.9}, "threshold_acc is 0.9, .* only target_only has"),
+        ({"adaptive_steps": (1, 3)}, r"adaptive_steps is .*, which needs topk=1, num_steps=3 and num_draft_tokens=4"),
         ({**CHAIN, "num_draft_tokens": 5}, "num_draft_tokens is 5, .* at most 4 with the root"),
         ({"algorithm": "ngram", "sampler": "rejection"}, "sampler is 'rejection', but algorithm ngram"),
         ({"algorithm": "ngram", "topk": 1}, "topk is 1, but algorithm ngram"),
@@ -59,15 +60,37 @@ def test_fixed_fields_are_refused_by_the_engine(name: str) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_a_chain_may_be_cut(n: int) -> None:
+@pytest.mark.parametrize("name", ["eagle", "eagle-v2", "standalone"])
+def test_a_chain_may_be_cut_with_a_note(name: str, n: int) -> None:
     """SGLang would check all of it, and warn."""
     params, target = SamplingParams(max_new_tokens=20), model()
-    engine = Engine(target, target, SpecConfig(**{**CHAIN, "num_draft_tokens": n}))
+    engine = Engine(target, target, SpecConfig(name, **{**CHAIN, "num_draft_tokens": n}))
+    notes = [f"num_draft_tokens is {n}, so of a chain's 3 tokens the first {n - 1} are checked"] if n < 4 else []
+    assert [note.split(", and", 1)[0] for note in engine.notes] == notes
     assert engine.generate([[1, 2]], params) != []
     assert engine.stats.accept_length == pytest.approx(n, abs=0.5)  # draft and target agree, so all of it is accepted
     assert [output.token_ids for output in engine.generate([[1, 2]], params)] == [
         output.token_ids for output in Engine(target).generate([[1, 2]], params)
     ]
+
+
+def test_exact_branches_of_a_chain_have_a_note() -> None:
+    target = model()
+    for topk, notes in ((1, 1), (2, 0)):
+        spec = SpecConfig(topk=topk, num_steps=3, num_draft_tokens=4, exact_branch_kv=True)
+        found = Engine(target, target, spec).notes
+        assert [note.partition(" changes nothing")[0] for note in found] == ["exact_branch_kv"] * notes
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not BUILT_IN[name].adaptive])
+def test_steps_that_change_are_refused_where_they_cannot(name: str) -> None:
+    """SGLang would go on with steps that stay, and warn."""
+    if name == "ngram":
+        with pytest.raises(ValueError, match="topk is 1, but algorithm ngram"):
+            SpecConfig(name, **CHAIN, adaptive_steps=(1, 3))  # type: ignore[arg-type]
+        return
+    with pytest.raises(ValueError, match=f"adaptive_steps is .*, but algorithm {name} takes the same number of steps"):
+        Engine(spec=SpecConfig(name, **CHAIN, adaptive_steps=(1, 3)))  # type: ignore[arg-type]
 
 
 def test_a_draft_for_whoever_takes_none() -> None:

@@ -22,7 +22,7 @@ from refspec.workers.registry import Algorithm, Setup
 class RepeatLast(SpecWorker):
     """Verification and commit are SpecWorker's. What is said here is who guesses, and what."""
 
-    reads_ahead = False  # there is no draft model whose rows would be fed the token after their own
+    reads_ahead = 0  # no draft model, whose rows could be fed tokens after their own
 
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """None but those of the trees."""

@@ -25,6 +25,7 @@ SPEC_FIELDS = {
     "threshold_single": "threshold_single",
     "threshold_acc": "threshold_acc",
     "exact_penalties": "exact_penalties",
+    "adaptive_steps": "adaptive_steps",
     "ngram_max_trie_depth": "ngram_max_trie_depth",
     "ngram_max_bfs_breadth": "ngram_max_bfs_breadth",
     "ngram_match_type": "ngram_match_type",
@@ -38,6 +39,14 @@ def algorithm_name(value: str) -> str:
         choices = ", ".join((*ALGORITHMS, *algorithm_entry_points(), PLAIN))
         raise typer.BadParameter(f"{value!r} is not one of: {choices}")
     return value
+
+
+def steps_list(value: str) -> tuple[int, ...]:
+    """The parser of --adaptive-steps."""
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not of the form S,S,..., numbers of steps in ascending order") from None
 
 
 class AlgorithmCommand(TyperCommand):

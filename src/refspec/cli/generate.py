@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from refspec.cli.algorithm import PLAIN, SPEC_FIELDS, algorithm_name, given_options, option_of, spec_of
+from refspec.cli.algorithm import PLAIN, SPEC_FIELDS, algorithm_name, given_options, option_of, spec_of, steps_list
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.option_names import option_names
 from refspec.cli.record import trace_writer
@@ -84,6 +84,15 @@ def generate(
             metavar="N", help="Nodes that the target verifies, the root included.", show_default=DRAFT_TOKENS_DEFAULT
         ),
     ] = SpecConfig.num_draft_tokens,
+    adaptive_steps: Annotated[
+        str | None,
+        typer.Option(
+            parser=steps_list,
+            metavar="S,S,...",
+            help="Of a chain: choose each round's steps among these, by what the last rounds accepted.",
+            show_default="the same in every round",
+        ),
+    ] = None,
     exact_branch_kv: Annotated[
         bool, typer.Option(help="Let a draft branch attend its true ancestors; else as SGLang does.")
     ] = SpecConfig.exact_branch_kv,

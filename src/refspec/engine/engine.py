@@ -175,11 +175,6 @@ class Engine:
             algorithm.check(spec)
             if clash := clash_with(spec.algorithm):
                 self.notes.append(clash)
-            if spec.adaptive_steps and not algorithm.adaptive:
-                raise ValueError(
-                    f"adaptive_steps is {spec.adaptive_steps}, but algorithm {spec.algorithm} takes the same number of "
-                    "steps in every round: leave it out"
-                )
             worker = algorithm.build(
                 Setup(
                     config=spec,

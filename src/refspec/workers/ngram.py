@@ -55,7 +55,7 @@ class NgramWorker(SpecWorker):
         super().__init__(target, allocator, stats, config)
         self.trie = NgramTrie(config.ngram_max_trie_depth, config.ngram_capacity)
 
-    reads_ahead = False
+    reads_ahead = 0
 
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         return self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])

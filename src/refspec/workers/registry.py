@@ -150,14 +150,17 @@ class Algorithm:
         """The config of this algorithm in which these fields are given, and the others as suits it.
 
         num_draft_tokens, if it is not given, goes with topk and num_steps: num_steps + 1 along a chain; in a tree its
-        default, or, where there are fewer candidates, all of them. Raises ValueError as SpecConfig does, and for a
-        field that has no meaning here.
+        default, or, where there are fewer candidates, all of them. adaptive_steps make it a chain of the most steps.
+        Raises ValueError as SpecConfig does, and for a field that has no meaning here.
         """
         for name in given:
             owner = name.partition("_")[0]
-            if name in self.fixed or (owner in ALGORITHMS and owner != self.name):
+            no_choice = name in self.fixed or (owner in ALGORITHMS and owner != self.name)
+            if no_choice or (name == "adaptive_steps" and not self.adaptive):
                 raise ValueError(f"{name} is given, but algorithm {self.name} leaves no choice there: leave it out")
         settings = {"algorithm": self.name, **self.defaults, **given}
+        if given.get("adaptive_steps"):
+            settings = {"topk": 1, "num_steps": given["adaptive_steps"][-1], **settings}
         if "num_draft_tokens" not in given:
             shape = {name: settings[name] for name in ("algorithm", "topk", "num_steps") if name in settings}
             least = SpecConfig(**shape, num_draft_tokens=2)
@@ -168,7 +171,12 @@ class Algorithm:
         return SpecConfig(**settings)
 
     def check(self, config: SpecConfig) -> None:
-        """Raises ValueError, with a config that would fit, for one in which a fixed field has another value."""
+        """Raises ValueError for a config in which a fixed field has another value, with one that would fit."""
+        if config.adaptive_steps and not self.adaptive:
+            raise ValueError(
+                f"adaptive_steps is {config.adaptive_steps}, but algorithm {self.name} takes the same number of steps "
+                "in every round: leave it out"
+            )
         fitting = self.spec()
         for name in self.fixed:
             value, wanted = getattr(config, name), getattr(fitting, name)
@@ -251,9 +259,24 @@ def eagle_draft(setup: Setup) -> ServedModel:
     return draft
 
 
+def _note_what_has_no_effect(setup: Setup) -> None:
+    config = setup.config
+    if config.topk > 1:
+        return
+    if config.exact_branch_kv:
+        setup.note("exact_branch_kv changes nothing with topk=1: the only branch attends its own past anyway")
+    checked, drafted = config.num_draft_tokens - 1, config.num_steps
+    if checked < drafted:
+        setup.note(
+            f"num_draft_tokens is {checked + 1}, so of a chain's {drafted} tokens the first {checked} are checked, and "
+            f"rounds do without the short cut of chains: {drafted + 1} would check all"
+        )
+
+
 def _round_v1(setup: Setup, target: ModelRunner, draft: ServedModel) -> Worker:
     """EAGLE's round with a draft of its shape: EAGLE-3 and MTP differ from EAGLE in their models alone."""
     config = setup.config
+    _note_what_has_no_effect(setup)
     extend_rows = [steps + 1 for steps in config.step_choices]
     runner = setup.make_runner(draft, {"draft": config.topk, "extend": extend_rows})
     return EagleWorkerV1(target, runner, setup.allocator, setup.stats, config)
@@ -291,6 +314,7 @@ def _mtp(setup: Setup) -> Worker:
 
 def _eagle_v2(setup: Setup) -> Worker:
     config = setup.config
+    _note_what_has_no_effect(setup)
     draft = setup.make_runner(eagle_draft(setup), {"draft": config.topk, "extend": config.num_draft_tokens})
     return EagleWorkerV2(setup.target_runner(), draft, setup.allocator, setup.stats, config)
 
@@ -315,6 +339,7 @@ def standalone_draft(setup: Setup) -> ServedModel:
 
 def _standalone(setup: Setup) -> Worker:
     config = setup.config
+    _note_what_has_no_effect(setup)
     draft = setup.make_runner(standalone_draft(setup), {"draft": config.topk, "extend": config.num_steps + 2})
     return StandaloneWorker(setup.target_runner(), draft, setup.allocator, setup.stats, config)
 
