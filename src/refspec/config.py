@@ -18,6 +18,7 @@ ALGORITHMS = {
     "eagle-v2": "the same head, rounds as in spec v2: they overlap",
     "eagle3": "a head on three layers of the target, with a small vocabulary of its own",
     "mtp": "one multi-token-prediction layer, fed its own output",
+    "multi-layer": "an MTP layer for each token ahead, all run inside the extend: chains only",
     "standalone": "a small language model of its own, which reads tokens as they are",
     "ngram": "no draft model: what followed the same tokens before, in any prompt or output",
 }

@@ -17,11 +17,13 @@ from builders import (
     agreeing_now_and_then,
     assert_same_output,
     generate_watched,
+    hash_of,
     llama_config,
     peaked_logits,
     ragged_prompts,
     random_llama,
     random_logits,
+    random_mtp,
     transparent_pair,
 )
 from kv_contents import cached, prefilled
@@ -36,6 +38,7 @@ from serving import (
     serve,
     settings_of,
     spec_of,
+    step_until,
     visits_of,
 )
 
@@ -49,11 +52,14 @@ DraftOf = Callable[[NextLogits, int], Any]
 
 # By algorithm: a draft that holds likely, after any text, what a function of the text says; and the vocabulary's size.
 SCRIPTED: dict[str, DraftOf] = {
+    "multi-layer": lambda guessed, vocab_size: [ScriptedModel(guessed, vocab_size) for _ in range(4)],
     "standalone": ScriptedModel,
 }
-CHAINS_ONLY: set[str] = set()  # k = 1 and N = S + 1
+CHAINS_ONLY = {"multi-layer"}  # k = 1 and N = S + 1
+SEES_THE_END = {"multi-layer"}  # but not the whole text: layer i is not shown the first i tokens
 # Draft forwards of a round with S levels: in the loop, and over what the last one brought.
 FORWARDS: dict[str, Callable[[int], tuple[int, int]]] = {
+    "multi-layer": lambda steps: (0, steps),
     "standalone": lambda steps: (steps - 1, 1),
 }
 FACTORS: dict[str, list[Any]] = {
@@ -82,6 +88,11 @@ def of(algorithm: str, spec: SpecConfig) -> SpecConfig:
     return replace(spec, algorithm=algorithm)
 
 
+def says(algorithm: str, next_logits: NextLogits) -> NextLogits:
+    """A function of what the algorithm's draft can see."""
+    return (lambda context: next_logits(context[-2:])) if algorithm in SEES_THE_END else next_logits
+
+
 def engine_of(algorithm: str, said: NextLogits, guessed: NextLogits, spec: SpecConfig, **settings: Any) -> Engine:
     return Engine(ScriptedModel(said, VOCAB), SCRIPTED[algorithm](guessed, VOCAB), of(algorithm, spec), **settings)
 
@@ -90,8 +101,8 @@ def engine_of(algorithm: str, said: NextLogits, guessed: NextLogits, spec: SpecC
 @each
 def test_output_and_accept_lengths_are_those_of_the_request_alone(algorithm: str, row: dict[str, Any]) -> None:
     """Whatever chunks, cached prefixes, retraction and company do; with a draft that is right now and then."""
-    said = random_logits(VOCAB)
-    guessed = agreeing_now_and_then(said, random_logits(VOCAB, salt=5))
+    said = says(algorithm, random_logits(VOCAB))
+    guessed = agreeing_now_and_then(said, says(algorithm, random_logits(VOCAB, salt=5)))
     spec, visits = of(algorithm, spec_of(row)), visits_of(row)
     engine = prepared(engine_of(algorithm, said, guessed, spec, **settings_of(row, spec, visits)), row)
     requests, watcher = serve(engine, visits, retractor(engine, row))
@@ -107,7 +118,7 @@ def test_output_and_accept_lengths_are_those_of_the_request_alone(algorithm: str
 @by_row
 @each
 def test_a_draft_that_knows_the_target_is_always_right(algorithm: str, row: dict[str, Any]) -> None:
-    said, spec, visits = peaked_logits(VOCAB), of(algorithm, spec_of(row, exact=True)), visits_of(row)
+    said, spec, visits = says(algorithm, peaked_logits(VOCAB)), of(algorithm, spec_of(row, exact=True)), visits_of(row)
     engine = prepared(engine_of(algorithm, said, said, spec, **settings_of(row, spec, visits)), row)
     requests, watcher = serve(engine, visits, retractor(engine, row))
     assert_as_foretold(said, visits, requests)
@@ -119,7 +130,7 @@ def test_a_draft_that_knows_the_target_is_always_right(algorithm: str, row: dict
 @pytest.mark.parametrize("steps", [1, 3])
 @each
 def test_forwards_of_a_round(algorithm: str, steps: int) -> None:
-    said = random_logits(VOCAB)
+    said = says(algorithm, random_logits(VOCAB))
     spec = SpecConfig(topk=1, num_steps=steps, num_draft_tokens=steps + 1)
     _, watcher = generate_watched(
         engine_of(algorithm, said, said, spec), [[1, 2, 3]], SamplingParams(max_new_tokens=20)
@@ -133,7 +144,7 @@ def test_forwards_of_a_round(algorithm: str, steps: int) -> None:
 @each
 def test_all_finish_inside_one_verify_and_others_come(algorithm: str, graphs: bool) -> None:
     """What is left is fit for a rank without requests, and for the next ones."""
-    said = peaked_logits(VOCAB)
+    said = says(algorithm, peaked_logits(VOCAB))
     spec = of(algorithm, SpecConfig(topk=2, num_steps=3, num_draft_tokens=8, exact_branch_kv=True))
     engine = engine_of(algorithm, said, said, spec, graphs=graphs)
     prompts, params = ragged_prompts(3, 9, VOCAB), SamplingParams(max_new_tokens=7)  # 1 + 4, and 2 of 4
@@ -164,7 +175,7 @@ def test_sampled_output_has_the_law_of_the_target(algorithm: str, sampler: str) 
 @pytest.mark.parametrize("sampler", ["rejection", "block"])
 @each
 def test_VER_22_drawn_drafts_of_the_targets_own_law_are_never_rejected(algorithm: str, sampler: str) -> None:
-    said = random_logits(VOCAB)
+    said = says(algorithm, random_logits(VOCAB))
     spec = of(algorithm, SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, sampler=sampler))
     engine = engine_of(algorithm, said, said, spec, max_running=3)
     params = [SamplingParams(max_new_tokens=n, temperature=1.0, seed=n) for n in (21, 6, 30, 15)]
@@ -258,3 +269,144 @@ def test_standalone_on_the_shipped_weights() -> None:
     engine = Engine("tiny", spec=spec, dtype="float64")
     assert_same_output(Engine("tiny", dtype="float64").generate(prompts, params), engine.generate(prompts, params))
     assert engine.stats.accept_length > 1.3
+
+
+# --- multi-layer --------------------------------------------------------------------------------------------------
+
+
+def chain_of(steps: int, page_size: int = 1) -> SpecConfig:
+    return SpecConfig("multi-layer", 1, steps, steps + 1, page_size=page_size)
+
+
+@pytest.mark.parametrize(("steps", "page", "chunk"), [(1, 1, None), (2, 4, 3), (4, 1, 2), (4, 4, None), (3, 1, 1)])
+@pytest.mark.parametrize("models", ["scripted", "float64"])
+def test_every_layers_rows_are_those_of_the_known_text(models: str, steps: int, page: int, chunk: int | None) -> None:
+    """Layer i's rows of a text of n cached tokens are right up to row n - i, whatever was guessed on the way.
+
+    After chunks, rounds that reject, a prefix from the cache that others read too, and a retraction.
+    """
+    if models == "scripted":
+        said = says("multi-layer", random_logits(VOCAB))
+        guessed = agreeing_now_and_then(said, says("multi-layer", random_logits(VOCAB, salt=5)), one_in=2)
+        target, layers = ScriptedModel(said, VOCAB), SCRIPTED["multi-layer"](guessed, VOCAB)
+    else:
+        target = random_llama(llama_config(vocab_size=VOCAB))
+        layers = random_mtp(target, count=4)
+    engine = Engine(target, layers, chain_of(steps, page), prefix_cache=True, chunk_size=chunk)
+    target_runner, *runners = engine.scheduler.worker.runners
+    assert len(runners) == steps
+    seen: set[tuple[int, int]] = set()  # retractions, nodes of the accepted path
+
+    def observer(round_: Round) -> None:
+        engine.check()
+        for request in engine.scheduler.running.requests:
+            if request.finish_reason:
+                continue
+            text, n = request.all_ids, request.kv_len
+            assert len(text) == n + 1
+            hidden = prefilled(target_runner, text[:n])[1]
+            for i, runner in enumerate(runners[:n]):
+                expected, hidden = prefilled(runner, text[i + 1 :], hidden[: n - i])
+                torch.testing.assert_close(cached(runner, engine, request)[:, : n - i], expected, rtol=1e-9, atol=1e-9)
+            seen.add((request.retractions, len(round_.requests[0].accepted_rows)))
+
+    shared = [hash_of([p]) % VOCAB for p in range(12)]
+    prompts = [[*shared, 1, 2, 3], [*shared, 4, 5], [*shared[:7], 6, 6, 6], [7, 8]]
+    requests = [engine.add_request(prompt, SamplingParams(max_new_tokens=25)) for prompt in prompts[:2]]
+    step_until(engine, lambda: len(requests[0].output_ids) > 8)
+    requests += [engine.add_request(prompt, SamplingParams(max_new_tokens=25)) for prompt in prompts[2:]]
+    engine.scheduler.retract(requests[0])
+    for _ in range(80):
+        engine.step(observer)
+    assert all(request.finish_reason == "length" for request in requests)
+    plain = Engine(target).generate(prompts, SamplingParams(max_new_tokens=25))
+    assert [request.output_ids for request in requests] == [g.token_ids for g in plain]
+    assert engine.stats.cached_tokens > 7
+    assert {retractions for retractions, _ in seen} == {0, 1}
+    assert len({accepted for _, accepted in seen}) > 1 or models == "float64"
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_TREE_13_one_wrong_guess_costs_one_round(level: int) -> None:
+    """Rows that were fed the wrong guess, and those that were fed what came of it, are written anew."""
+    right = says("multi-layer", peaked_logits(VOCAB))
+    text = [3, 1, 4]
+    while len(text) < 40:
+        text.append(max(range(VOCAB), key=right(text).__getitem__))
+    errs_after = text[3 + level - 1 : 3 + level + 1]  # of the first round's guess at this level
+
+    class ErrsOnce(ScriptedModel):
+        def __init__(self) -> None:
+            super().__init__(self.says, VOCAB)
+            self.has_erred = False
+
+        def says(self, context: list[int]) -> list[float]:
+            logits = list(right(context))
+            if context[-2:] == errs_after and not self.has_erred:
+                self.has_erred = True
+                logits[logits.index(max(logits))] = -1.0
+            return logits
+
+    layers = [ErrsOnce() if i == level else ScriptedModel(right, VOCAB) for i in range(3)]
+    engine = Engine(ScriptedModel(right, VOCAB), layers, chain_of(3))
+    (generation,), _ = generate_watched(engine, [text[:3]], SamplingParams(max_new_tokens=30))
+    assert generation.token_ids == text[3:33]
+    first, *others, _cut = generation.accept_lens
+    assert (first, set(others)) == (level + 1, {4})
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_MEM_14_a_cached_prefix_is_one_whose_rows_agree_in_every_layer(steps: int) -> None:
+    """Of 10 shared tokens the last S have rows, in some layer, that were fed what only the first request says."""
+    said = says("multi-layer", random_logits(VOCAB))
+    guessed = agreeing_now_and_then(said, says("multi-layer", random_logits(VOCAB, salt=5)))
+    shared = list(range(10))
+    prompts, params = [[*shared, 11, 12, 13, 14], [*shared, 15, 16, 17]], SamplingParams(max_new_tokens=20)
+    cold = [engine_of("multi-layer", said, guessed, chain_of(steps)).generate([p], params)[0] for p in prompts]
+    engine = engine_of("multi-layer", said, guessed, chain_of(steps), prefix_cache=True)
+    warm = [engine.generate([prompt], params)[0] for prompt in prompts]
+    assert warm == cold
+    assert engine.stats.cached_tokens == 10 - steps
+    once_more = [engine.generate([prompt], params)[0] for prompt in prompts]
+    assert once_more == cold
+    assert engine.stats.cached_tokens == 10 - steps + sum(len(prompt) - steps for prompt in prompts)
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_what_a_finished_request_leaves_in_the_cache(steps: int) -> None:
+    """Its newest rows were fed guesses that nobody has corrected: who goes on with its text does not find them."""
+    said = says("multi-layer", random_logits(VOCAB))
+    guessed = agreeing_now_and_then(said, says("multi-layer", random_logits(VOCAB, salt=5)), one_in=2)
+    engine = engine_of("multi-layer", said, guessed, chain_of(steps), prefix_cache=True)
+    for length in range(2, 16):
+        prompt = [hash_of([p, length]) % VOCAB for p in range(3)]
+        (first,) = engine.generate([prompt], SamplingParams(max_new_tokens=length))
+        longer, params = [*prompt, *first.token_ids, 3, 1], SamplingParams(max_new_tokens=10)
+        cold = engine_of("multi-layer", said, guessed, chain_of(steps)).generate([longer], params)
+        assert engine.generate([longer], params) == cold
+    assert engine.stats.cached_tokens > 50
+
+
+def test_what_multi_layer_refuses() -> None:
+    target = random_llama()
+    layers = random_mtp(target)
+    for spec, complaint in (
+        (replace(chain_of(2), topk=2), "topk is 2, but with algorithm multi-layer it must be 1"),
+        (
+            replace(chain_of(3), num_draft_tokens=3),
+            "num_draft_tokens is 3, but with algorithm multi-layer it must be 4",
+        ),
+        (chain_of(4), "num_steps is 4, but the draft has 3 layers"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            Engine(target, layers, spec)
+    with pytest.raises(ValueError, match="num_steps is 2, but the draft has 1 layers"):
+        Engine(target, layers[0], chain_of(2))
+    with pytest.raises(ValueError, match="the draft is no MTP layer: algorithm multi-layer takes one, or several"):
+        Engine(target, target, chain_of(1))
+    with pytest.raises(ValueError, match="this draft was made for another target"):
+        Engine(random_llama(seed=3), layers, chain_of(1))
+    with pytest.raises(ValueError, match="the draft has several layers: algorithm eagle takes a single model"):
+        Engine(target, layers, SpecConfig())
+    with pytest.raises(ValueError, match="draft is 5, it must be"):
+        Engine(target, [5], chain_of(1))

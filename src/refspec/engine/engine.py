@@ -31,7 +31,7 @@ from refspec.runtime.graphs import GraphRunner, capture_sizes
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Observer, Stats, Worker
 from refspec.workers.plain import PlainWorker
-from refspec.workers.registry import Setup, clash_with, find_algorithm, require_finite
+from refspec.workers.registry import GivenDraft, Setup, clash_with, find_algorithm, layers_of, require_finite
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -77,7 +77,8 @@ class Engine:
     """A target, perhaps a draft, one pool of KV slots, and a queue.
 
     target, draft: the name of shipped weights ("tiny", "tiny-eagle"), a folder in the Hugging Face layout, or a
-        model object. draft may be left out where a shipped draft belongs to the target.
+        model object; draft also the layers of a multi-layer draft, a list of model objects. draft may be left out where
+        a shipped draft belongs to the target.
     spec: how to speculate; None decodes plainly, one token for each target forward.
     device: "cpu", "cuda", ...; None takes a GPU where there is one. dtype: "float32" (the default), "float64",
         "bfloat16", "float16", or a torch.dtype. A model object keeps its own of both.
@@ -104,7 +105,7 @@ class Engine:
     def __init__(
         self,
         target: str | Path | ServedModel = "tiny",
-        draft: str | Path | ServedModel | None = None,
+        draft: GivenDraft | None = None,
         spec: SpecConfig | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
@@ -128,7 +129,8 @@ class Engine:
                 raise ValueError(f"{name} is {size}, it must be below 2147483648")
         if spec is not None and not isinstance(spec, SpecConfig):
             raise ValueError(f"spec is {spec!r}, it must be a SpecConfig, or None to decode plainly")
-        for name, model in (("target", target), ("draft", draft)):
+        parts = [draft] if isinstance(draft, str | Path | None) else layers_of(draft)
+        for name, model in (("target", target), *(("draft", part) for part in parts)):
             if not isinstance(model, str | Path | None) and not hasattr(model, "kv_layout"):
                 raise ValueError(f"{name} is {model!r}, it must be a shipped name, a folder or a model object")
         if target is None:
@@ -140,7 +142,7 @@ class Engine:
         self.device = _device_of(target, device)
         self.backend = resolve_backend(backend, self.device)
         on_gpu = self.device.type == "cuda"
-        scripted = isinstance(target, ScriptedModel) or isinstance(draft, ScriptedModel)
+        scripted = any(isinstance(model, ScriptedModel) for model in (target, *parts))
         has_weights = isinstance(target, str | Path | nn.Module) and not scripted
         self.graphs = capture_sizes(graphs, on_gpu and self.backend == "triton" and has_weights, max_running)
         if self.graphs and on_gpu and self.backend != "triton":

@@ -15,6 +15,7 @@ Who implements what:
 |-------------|------------------|------------------------------------------------|----------|-------------------------|
 | none        | PlainWorker      | nothing                                        | none     | 1                       |
 | eagle       | EagleWorkerV1    | an EAGLE head, S - 1 forwards and an extend    | its own  | k·S, given back; then N |
+| multi-layer | MultiLayerWorker | S MTP layers, each in an extend forward        | theirs   | N                       |
 | standalone  | StandaloneWorker | a language model, an extend and S - 1 forwards | its own  | k·S + 1, so; then N     |
 | ngram       | NgramWorker      | a trie of what was said, no forward            | none     | N                       |
 

@@ -42,10 +42,13 @@ from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Stats, Worker
 from refspec.workers.eagle_v1 import EagleWorkerV1
 from refspec.workers.eagle_v2 import EagleWorkerV2
+from refspec.workers.multi_layer import MultiLayerWorker
 from refspec.workers.ngram import NgramWorker
 from refspec.workers.standalone import StandaloneWorker
 
 Draft = TypeVar("Draft", bound=ServedModel)
+# What a draft can be given as: a shipped name, a folder, a model object, or the layers of a multi-layer draft.
+GivenDraft = str | Path | ServedModel | Sequence[ServedModel] | MTPLayers
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Setup:
     """What the engine has ready when it makes a worker.
 
     target: the target model. shipped_draft: the name of the draft that belongs to it, where both are shipped.
-    draft: as the engine's user gave it: a shipped name, a folder, a model object; None: nothing was given.
+    draft: as the engine's user gave it; None: nothing was given.
     make_runner: (model, rows) -> a runner of it over a KV pool of its own. rows: by phase, how many rows each request
         has at most, in forwards that a graph may hold.
     note: for Engine.notes: a line that says what of the config is done otherwise than it says, and why.
@@ -62,7 +65,7 @@ class Setup:
     config: SpecConfig
     target: ServedModel
     shipped_draft: str | None
-    draft: str | Path | ServedModel | None
+    draft: GivenDraft | None
     allocator: SlotAllocator
     stats: Stats
     dtype: torch.dtype
@@ -94,9 +97,14 @@ class Setup:
         return find_checkpoint(self.draft) if isinstance(self.draft, str | Path) else None
 
     def draft_object(self) -> ServedModel:
-        """The draft, where it was given as a model object. Raises ValueError if its weights are no numbers."""
+        """The draft, where it was given as a model object.
+
+        Raises ValueError if its weights are no numbers, and for several layers.
+        """
         assert self.draft is not None
         assert not isinstance(self.draft, str | Path)
+        if isinstance(self.draft, Sequence | MTPLayers):
+            raise ValueError(f"the draft has several layers: algorithm {self.config.algorithm} takes a single model")
         require_finite(self.draft, "draft")
         return self.draft
 
@@ -234,6 +242,13 @@ def _package_of(found: EntryPoint) -> str:
     return found.dist.name if found.dist else found.module
 
 
+def layers_of(draft: ServedModel | Sequence[ServedModel] | MTPLayers) -> list[ServedModel]:
+    """The layers of a draft that has several; else the draft itself."""
+    if isinstance(draft, Sequence | MTPLayers):
+        return [draft[i] for i in range(len(draft))]
+    return [draft]
+
+
 def require_finite(model: ServedModel, role: str) -> None:
     """Raises ValueError for a model object whose weights are no numbers."""
     if isinstance(model, nn.Module):
@@ -300,16 +315,26 @@ def _eagle3(setup: Setup) -> Worker:
     return _round_v1(setup, setup.target_runner(FusedTarget(target, draft.config.feature_layers)), draft)
 
 
+def mtp_layers(setup: Setup) -> list[ServedModel]:
+    """The layers that were asked for, all of them. Raises ValueError for what is no MTP layer of this target."""
+    folder, given = setup.draft_folder(), setup.draft
+    if folder:
+        given = load_mtp(folder, setup.llama_target(), setup.dtype, setup.device)
+    assert given is not None
+    assert not isinstance(given, str | Path)
+    layers = layers_of(given)
+    for layer in layers:
+        if isinstance(layer, MTPLayer):
+            setup.check_shared(layer)
+        elif isinstance(layer, nn.Module):
+            raise ValueError(f"the draft is no MTP layer: algorithm {setup.config.algorithm} takes one, or several")
+        setup.check_sizes(layer)
+        require_finite(layer, "draft")
+    return layers
+
+
 def _mtp(setup: Setup) -> Worker:
-    folder = setup.draft_folder()
-    draft = load_mtp(folder, setup.llama_target(), setup.dtype, setup.device) if folder else setup.draft_object()
-    layer: ServedModel = draft[0] if isinstance(draft, MTPLayers) else draft
-    if isinstance(layer, MTPLayer):
-        setup.check_shared(layer)
-    elif isinstance(layer, nn.Module):
-        raise ValueError("the draft is no MTP layer: algorithm mtp takes one, or several, of which it uses the first")
-    setup.check_sizes(layer)
-    return _round_v1(setup, setup.target_runner(), layer)
+    return _round_v1(setup, setup.target_runner(), mtp_layers(setup)[0])
 
 
 def _eagle_v2(setup: Setup) -> Worker:
@@ -317,6 +342,17 @@ def _eagle_v2(setup: Setup) -> Worker:
     _note_what_has_no_effect(setup)
     draft = setup.make_runner(eagle_draft(setup), {"draft": config.topk, "extend": config.num_draft_tokens})
     return EagleWorkerV2(setup.target_runner(), draft, setup.allocator, setup.stats, config)
+
+
+def _multi_layer(setup: Setup) -> Worker:
+    steps, layers = setup.config.num_steps, mtp_layers(setup)
+    if len(layers) < steps:
+        raise ValueError(
+            f"num_steps is {steps}, but the draft has {len(layers)} layers, and each guesses one token: lower num_steps"
+        )
+    rows = {"extend": 2 * steps}  # S - 1 of the front, and S + 1 new ones
+    runners = [setup.make_runner(layer, rows) for layer in layers[:steps]]
+    return MultiLayerWorker(setup.target_runner(), runners, setup.allocator, setup.stats, setup.config)
 
 
 def standalone_draft(setup: Setup) -> ServedModel:
@@ -360,6 +396,7 @@ BUILT_IN = {
         _built_in("eagle-v2", _eagle_v2, "tiny-eagle"),
         _built_in("eagle3", _eagle3, "tiny-eagle3", adaptive=True),
         _built_in("mtp", _mtp, "tiny-mtp", adaptive=True),
+        _built_in("multi-layer", _multi_layer, "tiny-mtp", defaults={"topk": 1}, fixed=("topk", "num_draft_tokens")),
         _built_in("standalone", _standalone, "tiny-standalone"),
         _built_in("ngram", _ngram, fixed=OF_A_DRAFT_MODEL),
     )
