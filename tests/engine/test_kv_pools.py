@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from builders import assert_same_output, generate_watched
+from builders import Watcher, assert_same_output, generate_watched
 from kv_contents import worker_of
 from pairwise import pairwise
 from pool_models import KINDS, draft_of, llama, target_of
@@ -138,6 +140,22 @@ def test_PAGE_07_drafts_are_what_the_draft_model_says_alone(kind: str, shape: st
     said = Engine(target_of(kind)).generate(contexts, asked)
     assert len(contexts) > 20
     assert children == [[token for token, _ in generation.top_logprobs[0]] for generation in said]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("shape", "page"), [("chain", 4), ("tree", 1), ("wide", 4)])
+def test_a_standalone_draft_that_is_its_target_is_always_right(kind: str, shape: str, page: int) -> None:
+    """The invariant of draft quality, on every pool and over prefix hits: whole paths are accepted."""
+    spec = replace(SpecConfig("standalone", **SHAPES[shape], page_size=page), exact_branch_kv=True)
+    model = copy.deepcopy(target_of(kind))
+    model.lm_head.weight *= 100  # sure of itself: the likeliest path is in every beam
+    engine = Engine(model, model, spec, prefix_cache=True)
+    plain = Engine(model).generate(PROMPTS, PARAMS)
+    for _ in range(2):
+        watcher = Watcher(engine)
+        assert_same_output(plain, engine.generate(PROMPTS, PARAMS, watcher))
+        assert {len(request.accepted_rows) for request in watcher.requests} == {spec.num_steps + 1}
+    assert engine.stats.cached_tokens > 0
 
 
 def test_PAGE_07_a_pool_that_cannot_be_moved_is_refused_before_any_request() -> None:

@@ -455,7 +455,7 @@ def _refuse_branching_state(worker: Worker, spec: SpecConfig) -> None:
     which refuses for the same reason. Its Triton kernels for other such models look up each row's parent, and take
     trees.
     """
-    if spec.topk == 1 and not spec.looks_up:
+    if spec.is_chain:
         return
     branches, remedy = f"topk is {spec.topk}", "set topk=1"
     if spec.looks_up:
