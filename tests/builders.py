@@ -285,6 +285,8 @@ def assert_all_free(engine: Engine) -> None:
     assert sorted(engine.table.free_rows) == list(range(1, engine.table.req_to_token.shape[0]))
     assert not engine.scheduler.waiting
     assert not engine.scheduler.running.requests
+    assert engine.scheduler.in_flight is None
+    assert engine.scheduler.leaving == []
 
 
 def assert_same_output(plain: Sequence[Generation], spec: Sequence[Generation]) -> None:

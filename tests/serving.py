@@ -104,11 +104,17 @@ def assert_as_foretold(next_logits: NextLogits, visits: Sequence[Visit], request
 
 def slots_for(spec: SpecConfig | None, page_size: int, kv_len: int) -> int:
     """Of a request with kv_len committed tokens, and of one round behind them."""
-    ends = [kv_len + 1]
-    if spec:
-        drafted_behind = kv_len + (spec.algorithm == "standalone")  # it reads the bonus first
-        ends = [spec.draft_end(drafted_behind), spec.tree_end(kv_len)]
-    return -(-max(ends) // page_size) * page_size
+    return -(-end_of_round(spec, kv_len) // page_size) * page_size
+
+
+def end_of_round(spec: SpecConfig | None, kv_len: int) -> int:
+    """The position behind the last one that a round needs a slot for."""
+    if spec is None:
+        return kv_len + 1
+    if spec.algorithm == "eagle-v2":
+        return spec.round_end(kv_len)
+    drafted_behind = kv_len + (spec.algorithm == "standalone")  # it reads the bonus first
+    return max(spec.draft_end(drafted_behind), spec.tree_end(kv_len))
 
 
 def slots_alone(spec: SpecConfig | None, page_size: int, visits: Sequence[Visit]) -> int:
@@ -129,6 +135,7 @@ def least_retracted_first(request: Request) -> tuple[int, ...]:
 
 # What may stand in a row of a pairwise sample; see `visits_of`, `spec_of` and `settings_of`.
 FACTORS: dict[str, list[Any]] = {
+    "algorithm": ["eagle", "eagle-v2"],
     "k": [1, 2, 4, 16],
     "S": [1, 2, 4],
     "exact": [False, True],
@@ -154,6 +161,7 @@ def spec_of(row: dict[str, Any], page: int | None = None, exact: bool | None = N
     pool = candidates_of(row["k"], row["S"])
     nodes = min(max(row["S"] + 1, (pool + row["S"]) // 2), 20)
     return SpecConfig(
+        algorithm=row["algorithm"],
         topk=row["k"],
         num_steps=row["S"],
         num_draft_tokens=min(nodes, pool + 1),

@@ -29,6 +29,7 @@ from typing import ClassVar
 
 import torch
 from builders import NextLogits, agreeing_now_and_then, assert_all_free, hash_of
+from serving import slots_for
 
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.contracts import ForwardMode
@@ -38,7 +39,7 @@ from refspec.memory.prefix_cache import TreeNode
 from refspec.models.scripted import NO_HIDDEN_INPUT, ScriptedModel
 from refspec.requests.request import Request, RunningBatch
 from refspec.trace import Round
-from refspec.workers.base import Observer
+from refspec.workers.base import Observer, RoundInFlight
 
 VOCAB = 5
 CONTEXT = 28  # tokens that a request may come to
@@ -100,13 +101,13 @@ class Shape:
     eos: tuple[int, ...]
 
     @staticmethod
-    def drawn(seed: int) -> Shape:
+    def drawn(seed: int, algorithm: str = "eagle") -> Shape:
         """With a pool between what the shortest prompts just start with, and more than is ever used."""
         dice = random.Random(seed)
         page_size = dice.choice([1, 1, 2, 4, 16])
         k, steps, nodes = dice.choice(TREES)
         samplers = ["target_only", "rejection", "block"] if (k, nodes) == (1, steps + 1) else ["target_only"]
-        spec = SpecConfig("eagle", k, steps, nodes, page_size, exact_branch_kv=True, sampler=dice.choice(samplers))
+        spec = SpecConfig(algorithm, k, steps, nodes, page_size, exact_branch_kv=True, sampler=dice.choice(samplers))
         shape = Shape(
             spec if dice.random() < 0.75 else None,
             page_size,
@@ -123,8 +124,7 @@ class Shape:
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that a request of so many tokens needs for itself and one round."""
-        end = max(self.spec.draft_end(kv_len), self.spec.tree_end(kv_len)) if self.spec else kv_len + 1
-        return -(-end // self.page_size)
+        return slots_for(self.spec, self.page_size, kv_len) // self.page_size
 
     @property
     def full_round(self) -> int:
@@ -255,7 +255,7 @@ class ServingModel:
             request = self._one_of(holders, a)
             self.seen["retraction of " + self._state(request)] += 1
             self.scheduler.retract(request)
-            assert self._state(request) == "waiting"
+            assert request.finish_reason or self._state(request) == "waiting"
             self.check()
 
     def open_stream(self, a: int, b: int, c: int) -> None:
@@ -326,13 +326,14 @@ class ServingModel:
     def drain(self, a: int, b: int, c: int) -> None:
         """Everybody comes to an end, within a bound that can be told beforehand.
 
-        A round brings each of its requests a token, so there are no more rounds than tokens left. After a round nobody
-        is admitted twice before the next, and each who is admitted reads a chunk at least in a step of his.
+        A round brings each of its requests a token, so there are no more rounds than tokens left; and for each of them,
+        where they overlap, one more that came too late. After a round nobody is admitted twice before the next, and each
+        who is admitted reads a chunk at least in a step of his.
         """
         self.before_step()
         tokens = sum(request.params.max_new_tokens - len(request.output_ids) for request in self.live)
         chunks = -(-CONTEXT // (self.shape.chunk_size or CONTEXT))
-        bound = (1 + tokens) * (1 + len(self.live) * (1 + chunks))
+        bound = (1 + 2 * tokens) * (1 + len(self.live) * (1 + chunks))
         self.seen["drained"] += bool(self.live)
         for _ in range(bound):
             if not self.live:
@@ -381,6 +382,7 @@ class ServingModel:
         return requests[number % len(requests)]
 
     def _holders(self) -> list[Request]:
+        """Of slots, and they have not ended."""
         chunked = self.scheduler.chunked
         return [*self.scheduler.running.requests, *([chunked] if chunked else [])]
 
@@ -400,11 +402,18 @@ class ServingModel:
         return answer
 
     def _fail(self, observer: Observer | None) -> None:
-        """One step that may fail: then everybody who was there has ended, and nobody holds anything but the cache."""
+        """One step that may fail: then everybody who was there has ended, and nobody holds anything but the cache.
+
+        An observer is told of a round when its results are looked at: that may take another step.
+        """
         self.before_step()
         there = list(self.live)
         try:
             self.engine.step(observer)
+            in_flight = self.scheduler.in_flight
+            while observer and in_flight and self.scheduler.in_flight is in_flight:
+                there = list(self.live)
+                self.engine.step()
         except Broken:
             assert all(request.finish_reason for request in there)
             cached = self.scheduler.cache.evictable_size if self.scheduler.cache else 0
@@ -423,14 +432,14 @@ class ServingModel:
 
     def _watch_forwards(self) -> None:
         """A chunk is no longer than it may be, and none follows another while somebody waits for a round."""
-        forward, shape = self.worker.forward, self.shape
+        forward, launch, shape = self.worker.forward, self.worker.launch, self.shape
 
         def watched(batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
             self.has_moved, others = True, bool(self.scheduler.running)
             if mode is ForwardMode.EXTEND:
                 assert sum(batch.extend_lens) <= (shape.chunk_size or sum(batch.extend_lens))
                 assert all(batch.extend_lens)
-                assert len(batch) + len(self.scheduler.running) <= shape.max_running
+                assert len(batch) + len(self.scheduler.running) + len(self.scheduler.leaving) <= shape.max_running
                 assert not (self.chunk_is_begun and others), "a chunk right after a chunk"
                 self.chunk_is_begun = any(
                     n < r.unread_len for r, n in zip(batch.requests, batch.extend_lens, strict=True)
@@ -440,7 +449,11 @@ class ServingModel:
                 self.chunk_is_begun = False
             return forward(batch, mode, observer)
 
-        self.worker.forward = watched  # type: ignore[method-assign]
+        def launched(batch: RunningBatch, observer: Observer | None = None) -> tuple[RunningBatch, RoundInFlight]:
+            self.has_moved, self.chunk_is_begun = True, False
+            return launch(batch, observer)
+
+        self.worker.forward, self.worker.launch = watched, launched  # type: ignore[method-assign]
 
     # --- what must hold -----------------------------------------------------------------------------------------
 
@@ -463,25 +476,39 @@ class ServingModel:
         self._check_pools()
         for request in list(self.live):
             self._check_request(request)
+        for request in self.finished[-2 * LIVE :]:
+            self._check_that_it_leaves(request)
         self._check_counts()
 
     def _check_batch(self) -> None:
-        """What the device knows of the running requests is what the host knows."""
+        """What the device knows of the running requests is what the host knows, and what a round in flight has brought."""
         batch = self.scheduler.running
         requests = batch.requests
+        texts = [request.all_ids + self._in_flight(request) for request in requests]
         assert batch.rows.tolist() == [request.row for request in requests]
-        assert batch.seq_lens.tolist() == [len(request.all_ids) - 1 for request in requests] == batch.prefix_lens
-        assert batch.bonus_tokens.tolist() == [request.output_ids[-1] for request in requests]
+        assert batch.seq_lens.tolist() == [len(text) - 1 for text in texts]
+        assert all(len(text) - 1 <= bound for text, bound in zip(texts, batch.prefix_lens, strict=True))
+        assert self.scheduler.in_flight or batch.prefix_lens == batch.seq_lens.tolist()
+        assert batch.bonus_tokens.tolist() == [text[-1] for text in texts]
         if requests and self.shape.spec and not self.shape.spec.drafts_are_drawn:
             assert batch.draft_input
-            best = [best_first(self.draft(request.all_ids))[: self.shape.spec.topk] for request in requests]
+            best = [best_first(self.draft(text))[: self.shape.spec.topk] for text in texts]
             assert batch.draft_input.topk_index.tolist() == best
+
+    def _in_flight(self, request: Request) -> list[int]:
+        """The tokens that it has got from a round whose results the host has not waited for."""
+        in_flight = self.scheduler.in_flight
+        if in_flight is None or request not in in_flight.requests:
+            return []
+        assert self.shape.spec
+        results, r = in_flight.results._host, in_flight.requests.index(request)
+        return results["predict"].view(-1, self.shape.spec.num_draft_tokens)[r, : results["accept_lens"][r]].tolist()
 
     def _check_pools(self) -> None:
         """Each slot of a request or of the cache holds the rows of its token, the target's and the draft's."""
         slots: list[int] = []
         tokens: list[tuple[int, int, int]] = []  # token, the one after it, position
-        for request in self._holders():
+        for request in [*self._holders(), *self.scheduler.leaving]:
             ids, n = request.all_ids, request.kv_len
             assert 0 <= request.cached_len <= request.written_len == n <= len(ids) - 1
             slots += self.engine.table.req_to_token[request.row, :n].tolist()
@@ -514,9 +541,6 @@ class ServingModel:
         reason, full = request.finish_reason, self.shape.full_round
         self.seen[reason] += 1
         self.seen["retracted"] += request.retractions > 0
-        assert (request.row, request.kv_len, request.cached_len, request.cache_node) == (0, 0, 0, None)
-        assert request not in self.scheduler.waiting
-        assert request not in self._holders()
         assert all(1 <= n <= full for n in request.accept_lens)
         if not self.shape.draft_errs and (request.params.temperature == 0 or self._drafts_are_drawn):
             whole = request.accept_lens[:-1] if reason in ("stop", "length") else request.accept_lens
@@ -527,6 +551,19 @@ class ServingModel:
             output, why = self._foretold(request)
             assert request.output_ids == (output if reason in ("stop", "length") else output[: len(request.output_ids)])
             assert reason in (why, "abort", "out_of_slots")
+
+    def _check_that_it_leaves(self, request: Request) -> None:
+        """One that has ended holds nothing, or is in a round in flight, and held for that."""
+        assert request not in self.scheduler.waiting
+        assert request not in self._holders()
+        if request not in self.scheduler.leaving:
+            assert (request.row, request.held_len, request.cached_len, request.cache_node) == (0, 0, 0, None)
+            assert request.in_flight_tokens == 0
+            return
+        assert self.scheduler.leaving.count(request) == 1
+        assert self.scheduler.in_flight
+        assert request in self.scheduler.in_flight.requests
+        self.seen["leaving"] += 1
 
     @property
     def _drafts_are_drawn(self) -> bool:
@@ -566,7 +603,7 @@ class ServingModel:
         if self.scheduler.cache:
             self.scheduler.cache.evict(self.scheduler.cache.evictable_size)
         assert_all_free(self.engine)
-        spec = self.shape.spec and replace(self.shape.spec, page_size=1)
+        spec = self.shape.spec and replace(self.shape.spec, algorithm="eagle", page_size=1)
         draft = ScriptedModel(self.draft, VOCAB, CONTEXT) if spec else None
         roomy = Engine(ScriptedModel(self.target, VOCAB, CONTEXT, self.shape.eos), draft, spec, device="cpu")
         asked = {(tuple(request.prompt_ids), request.params): None for request in self.finished}
@@ -614,11 +651,12 @@ def drive(shape: Shape, actions: Iterable[Action], steps: int) -> Counter[str]:
 
 
 def main(steps: int, seed: int) -> None:
-    """Runs of 500 steps, each with a shape and actions of its own seed, until there were `steps`."""
+    """Runs of 500 steps, each with a shape and actions of its own seed, until there were `steps`; v1 and v2 in turn."""
     started, seen, reported = time.monotonic(), Counter[str](), 0
     while seen["steps"] < steps:
         try:
-            seen += drive(Shape.drawn(seed), actions_of(random.Random(seed)), 500)
+            algorithm = ("eagle", "eagle-v2")[seed % 2]
+            seen += drive(Shape.drawn(seed, algorithm), actions_of(random.Random(seed)), 500)
         except BaseException:
             print(f"seed {seed}, after {seen['steps']} steps of other seeds", file=sys.stderr, flush=True)
             raise

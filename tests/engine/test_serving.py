@@ -60,7 +60,7 @@ def test_output_and_accept_lengths_are_those_of_the_request_alone(row: dict[str,
     requests, _ = serve(engine, visits, retractor(engine, row))
     assert_as_foretold(said, visits, requests)
 
-    alone = prepared(Engine(target, draft, spec_of(row, page=1)), row)
+    alone = prepared(Engine(target, draft, replace(spec_of(row, page=1), algorithm="eagle")), row)
     for visit, request in zip(visits, requests, strict=True):
         (generation,) = alone.generate([visit.prompt], visit.params)
         if request.finish_reason != "abort":

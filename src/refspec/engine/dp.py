@@ -46,7 +46,7 @@ from refspec.kernels.backend import use_backend
 from refspec.memory.req_table import ReqTable
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.runner import ModelRunner, ServedModel
-from refspec.workers.base import Observer, Worker
+from refspec.workers.base import Observer, RoundInFlight, Worker
 
 # What one rank wants decides for all if it stands further right.
 PRIORITY = (ForwardMode.IDLE, ForwardMode.DECODE, ForwardMode.EXTEND)
@@ -182,6 +182,10 @@ class JointWorker(Worker):
 
     def written_len(self, request: Request) -> int:
         return self.worker.written_len(request)
+
+    def collect(self, in_flight: RoundInFlight) -> None:
+        """Of a round that was launched before the ranks went in step. In step, none is launched ahead."""
+        self.worker.collect(in_flight)
 
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         """As the worker's own, after any steps of another mode that the other ranks have to take first."""

@@ -244,13 +244,17 @@ class Engine:
     def step(self, observer: Observer | None = None) -> None:
         """One step of everybody who is there: prompts are read, or each running request gets its next tokens.
 
+        observer: called with the trace of the round that this step launches, when its results are looked at: where
+        rounds overlap, in a later step.
         If it raises, every request is aborted, and the engine is as good as new.
         """
         with use_backend(self.backend):
             self.scheduler.step(observer)
 
     def abort(self, request: Request) -> None:
-        """End a request, whether it waits or runs; its slots are free at once. One that has finished stays as it is."""
+        """End a request, whether it waits or runs; its slots are free when no round in flight may write them any more.
+        One that has finished stays as it is.
+        """
         self.scheduler.abort(request)
 
     def result(self, request: Request) -> Generation:

@@ -124,9 +124,9 @@ class Scheduler:
         return prompt + self.worker.slots_for_round([prompt_len])
 
     def check(self) -> None:
-        """Every slot is free, or holds a committed token of one running request, or is the prefix cache's; every row of
-        the request table is free or one request's; the cache is sound, and locked by those who read it. Raises
-        IntegrityError.
+        """Every slot is free, or one request's, for a committed token or for rounds to come, or the prefix cache's; every
+        row of the request table is free or one request's; the cache is sound, and locked by those who read it; nobody
+        waits for a round that is not in flight. Raises IntegrityError.
         """
         holders = self._holders()
         rows = sorted([*self.table.free_rows, *(request.row for request in holders)])
@@ -139,20 +139,25 @@ class Scheduler:
             for request in holders:
                 self._check_shared(request)
         self.allocator.check(owners)
+        in_flight = self.in_flight.requests if self.in_flight else []
+        for request in holders:
+            if request.in_flight_tokens and request not in in_flight:
+                raise IntegrityError(f"request {request.index} waits for a round that is not in flight")
 
     # --- one step -----------------------------------------------------------------------------------------------
 
     def _step(self, observer: Observer | None) -> None:
         # region choose_mode
-        mode = ForwardMode.EXTEND
+        mode, overlaps = ForwardMode.EXTEND, False
         batch = self._batch_to_extend()
         if not batch:
+            overlaps = self._can_overlap()
             self._make_room_for_a_round()
             batch, mode = self.running, ForwardMode.DECODE
         if not batch:
             return
         # endregion choose_mode
-        if mode is ForwardMode.DECODE and self._can_overlap():
+        if overlaps:
             self._round_ahead(observer)
         else:
             with self._undone_if_it_fails(batch.requests):
@@ -380,7 +385,8 @@ class Scheduler:
         if not request.row:
             return
         if request.in_flight_tokens:
-            self.leaving.append(request)
+            if request not in self.leaving:
+                self.leaving.append(request)
             return
         if request in self.leaving:
             self.leaving.remove(request)

@@ -205,7 +205,7 @@ class _Seen:
 
     @staticmethod
     def of(request: Request, page_size: int, output_before: int) -> _Seen:
-        own_pages = -(-request.kv_len // page_size) - request.cached_len // page_size
+        own_pages = -(-request.held_len // page_size) - request.cached_len // page_size
         output = len(request.output_ids)
         return _Seen(
             holding=request.row != 0,
@@ -256,7 +256,7 @@ class Watch:
         changed = {name: counts[name] - self._last[name] for name in counts}
         self._last = counts
         self.mode = None
-        if changed["rounds"]:
+        if changed["launches"] or changed["rounds"]:  # a round's launch and its results may be in two steps
             self.mode = ForwardMode.DECODE
         elif changed["prefills"]:
             self.mode = ForwardMode.EXTEND
@@ -303,7 +303,8 @@ class Watch:
 
     def _counts(self) -> dict[str, int]:
         stats = self.engine.stats
-        return {**{name: getattr(stats, name) for name in COUNTERS}, "prefills": stats.prefill_target_forwards}
+        forwards = {"prefills": stats.prefill_target_forwards, "launches": stats.target_forwards}
+        return {**{name: getattr(stats, name) for name in COUNTERS}, **forwards}
 
     def _arrivals(self, step: int) -> list[Event]:
         """Take in requests that are new here, whether they wait, or run already."""
@@ -356,7 +357,8 @@ class Watch:
         readers = [(request.kv_len, request.read_len) for request in filter(None, [scheduler.chunked])]
         readers.append((found, request.read_len))
         needed = sum(allocator.slots_to_extend([start], [end]) for start, end in readers)
-        needed += scheduler.worker.slots_for_round([*scheduler.running.prefix_lens, *(end for _, end in readers)])
+        running, ends = scheduler.running, [end for _, end in readers]
+        needed += scheduler.worker.slots_for_round([*running.prefix_lens, *ends], [*running.held_lens, *ends])
         if needed <= room:  # a round has filled less than it might have
             return []
         self._told.add(request)
@@ -393,7 +395,7 @@ class Watch:
                 pages[page] = Page(cached=True)
         for number, request in enumerate(self.requests):
             if request.row:
-                held = (table[request.row, : request.kv_len] // size - 1).tolist()
+                held = (table[request.row, : request.held_len] // size - 1).tolist()
                 for page in dict.fromkeys(held[: request.cached_len]):
                     pages[page] = pages[page]._replace(readers=(*pages[page].readers, number))
                 for page in held[request.cached_len :]:

@@ -75,8 +75,10 @@ class EagleWorkerV2(EagleWorkerV1):
         return self.allocator.slots_to_extend(held_lens, self._round_ends(kv_lens, held_lens))
 
     def written_len(self, request: Request) -> int:
-        """The extend has read every block, also the last one of a request that has ended."""
-        return request.kv_len
+        """The extend has read every block, also the last one of a request that has ended; but nobody reads on in the
+        prompt of one that ended with it.
+        """
+        return request.kv_len if request.accept_lens or not request.finish_reason else request.written_len
 
     def can_overlap(self, batch: RunningBatch) -> bool:
         """Not if somebody's grammar or penalties ask what the last round brought."""
@@ -104,6 +106,8 @@ class EagleWorkerV2(EagleWorkerV1):
             tree = self.make_tree(batch, candidates)
         with self.phase("verify"):
             verified = judge(batch, tree, self.tree_slots(batch), self.target, self.config)
+            if any(request.params.logprobs is not None for request in batch.requests):
+                verified.logits = verified.logits.clone()  # the next replay of a graph may write over them
         with self.phase("compact"):
             accept_lens = verified.accept_token_num + 1
             self.compact(verified)
