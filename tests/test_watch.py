@@ -187,11 +187,20 @@ PROMPTS = [[7] * 9 + [p] * (1 + 3 * (p % 3)) if p % 2 else [p] * (3 + p) for p i
 @pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize(("k", "retraction"), [(None, "newest"), (1, "largest"), (2, "least_output"), (2, "newest")])
+@pytest.mark.parametrize(
+    ("k", "retraction", "algorithm"),
+    [
+        (None, "newest", "eagle"),
+        (1, "largest", "eagle"),
+        (2, "least_output", "eagle"),
+        (2, "newest", "eagle"),
+        (2, "newest", "eagle-v2"),
+    ],
+)
 def test_events_add_up_and_pages_are_the_pools(
-    k: int | None, page_size: int, cache: bool, chunk: int | None, retraction: str
+    k: int | None, page_size: int, cache: bool, chunk: int | None, retraction: str, algorithm: str
 ) -> None:
-    spec = SpecConfig(topk=k, num_steps=2, num_draft_tokens=3, page_size=page_size) if k else None
+    spec = SpecConfig(algorithm, k, num_steps=2, num_draft_tokens=3, page_size=page_size) if k else None
     watch = mix(spec, page_size, cache, chunk, retraction)
     engine, events = watch.engine, list[Event]()
     for p, prompt in enumerate(PROMPTS):
@@ -278,7 +287,7 @@ def check_snapshot(watch: Watch) -> None:
         own = sum(page.holder == number for page in now.pages) * size
         shared = sum(number in page.readers for page in now.pages) * size
         assert shared == request.cached_len
-        assert own == -(-(request.kv_len - request.cached_len) // size) * size
+        assert own == -(-(request.held_len - request.cached_len) // size) * size
         assert state.output_ids == tuple(request.output_ids)
         where = {"waiting": request in engine.scheduler.waiting, "done": request.finish_reason is not None}
         where["reading"] = request is engine.scheduler.chunked

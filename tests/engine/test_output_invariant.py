@@ -38,6 +38,7 @@ FACTORS: dict[str, list[Any]] = {
     "batch": [1, 2, 7],
     "longest": [1, 2, 40, 300],
     "exact": [False, True],
+    "algorithm": ["eagle", "eagle-v2"],
 }
 SAMPLE = pairwise(FACTORS)
 
@@ -45,7 +46,7 @@ SAMPLE = pairwise(FACTORS)
 def spec_of(row: dict[str, Any]) -> SpecConfig:
     pool = candidates_of(row["k"], row["S"])
     sizes = {"2": 2, "k+1": row["k"] + 1, "middle": (pool + 3) // 2, "pool+1": pool + 1}
-    return SpecConfig(topk=row["k"], num_steps=row["S"], num_draft_tokens=sizes[row["N"]], exact_branch_kv=row["exact"])
+    return SpecConfig(row["algorithm"], row["k"], row["S"], sizes[row["N"]], exact_branch_kv=row["exact"])
 
 
 def name_of(row: dict[str, Any]) -> str:

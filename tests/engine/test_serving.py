@@ -113,7 +113,11 @@ def test_thirty_two_at_once(k: int, page: int) -> None:
     assert {len(r.accepted_rows) for r in watcher.requests} == {spec.num_steps + 1}
 
 
-@pytest.mark.parametrize("spec", [None, STREAMED, replace(STREAMED, page_size=4)], ids=["plain", "tree", "pages"])
+@pytest.mark.parametrize(
+    "spec",
+    [None, STREAMED, replace(STREAMED, page_size=4), replace(STREAMED, algorithm="eagle-v2")],
+    ids=["plain", "tree", "pages", "v2"],
+)
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])
 def test_streams_and_others_in_turn(spec: SpecConfig | None, chunk: int | None, cache: bool) -> None:
@@ -177,6 +181,7 @@ guests = st.builds(
 @settings(max_examples=30)
 @given(
     visits=st.lists(guests, min_size=1, max_size=6),
+    algorithm=st.sampled_from(["eagle", "eagle-v2"]),
     k=st.sampled_from([1, 2, 4, 16]),
     steps=st.integers(1, 3),
     page=st.sampled_from([1, 2, 4, 16]),
@@ -188,6 +193,7 @@ guests = st.builds(
 )
 def test_any_mix(
     visits: list[Visit],
+    algorithm: str,
     k: int,
     steps: int,
     page: int,
@@ -200,7 +206,7 @@ def test_any_mix(
     said = random_logits(VOCAB)
     draft = ScriptedModel(agreeing_now_and_then(said, random_logits(VOCAB, salt=5)), VOCAB)
     nodes = min(steps + 4, candidates_of(k, steps) + 1)
-    spec = SpecConfig(topk=k, num_steps=steps, num_draft_tokens=nodes, page_size=page)
+    spec = SpecConfig(algorithm, k, steps, nodes, page)
     slots = (4 + surplus) * slots_alone(spec, page, visits) // 4 // page * page
     engine = Engine(
         ScriptedModel(said, VOCAB),
@@ -220,7 +226,7 @@ def test_any_mix(
 
     requests, _ = serve(engine, visits, between)
     assert_as_foretold(said, visits, requests)
-    alone = Engine(ScriptedModel(said, VOCAB), draft, replace(spec, page_size=1))
+    alone = Engine(ScriptedModel(said, VOCAB), draft, replace(spec, algorithm="eagle", page_size=1))
     for visit, request in zip(visits, requests, strict=True):
         (generation,) = alone.generate([visit.prompt], visit.params)
         assert request.accept_lens == generation.accept_lens[: len(request.accept_lens)]

@@ -267,11 +267,15 @@ class Watch:
             if seen.finished:
                 seen.newest = 0
                 continue
+            output_before = seen.output
             if request.retractions > seen.retractions:
+                if not request.row and len(request.output_ids) > seen.output:  # from a round that was in flight
+                    room.append(Committed(self.steps, number, len(request.output_ids) - seen.output, in_round=True))
+                    seen.output = len(request.output_ids)
                 room.append(Retracted(self.steps, number, seen.own_slots, seen.output))
                 seen.holding = False
             others += self._progress(number, request, seen)
-            self._seen[request] = _Seen.of(request, self.engine.allocator.page_size, seen.output)
+            self._seen[request] = _Seen.of(request, self.engine.allocator.page_size, output_before)
         if changed["evicted_tokens"]:
             reads = self.mode is ForwardMode.EXTEND
             readers = tuple(event.request for event in others if isinstance(event, Read)) if reads else ()
