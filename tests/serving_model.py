@@ -327,8 +327,8 @@ class ServingModel:
         """Everybody comes to an end, within a bound that can be told beforehand.
 
         A round brings each of its requests a token, so there are no more rounds than tokens left; and for each of them,
-        where they overlap, one more that came too late. After a round nobody is admitted twice before the next, and each
-        who is admitted reads a chunk at least in a step of his.
+        where they overlap, one that came too late. After a round nobody is admitted twice before the next, and each who
+        is admitted reads a chunk at least in a step of his.
         """
         self.before_step()
         tokens = sum(request.params.max_new_tokens - len(request.output_ids) for request in self.live)
@@ -481,7 +481,7 @@ class ServingModel:
         self._check_counts()
 
     def _check_batch(self) -> None:
-        """What the device knows of the running requests is what the host knows, and what a round in flight has brought."""
+        """What the device knows of those that run is what the host knows, and what a round in flight has brought."""
         batch = self.scheduler.running
         requests = batch.requests
         texts = [request.all_ids + self._in_flight(request) for request in requests]

@@ -124,7 +124,7 @@ class Scheduler:
         return prompt + self.worker.slots_for_round([prompt_len])
 
     def check(self) -> None:
-        """Every slot is free, or one request's, for a committed token or for rounds to come, or the prefix cache's; every
+        """Every slot is free, or one request's, for a committed token or rounds to come, or the prefix cache's; every
         row of the request table is free or one request's; the cache is sound, and locked by those who read it; nobody
         waits for a round that is not in flight. Raises IntegrityError.
         """

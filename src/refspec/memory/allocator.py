@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from refspec.kernels.checks import values_are_checked
+from refspec.memory.to_device import to_device
 
 
 class OutOfSlots(RuntimeError):
@@ -113,8 +114,8 @@ class SlotAllocator:
         size, device, b = self.page_size, self.free_pages.device, len(prefix_lens)
         new_pages = self._new_pages(prefix_lens, seq_lens)
         count = sum(seq_lens) - sum(prefix_lens)
-        numbers = [list(prefix_lens), list(seq_lens), new_pages]  # in one copy: each to a GPU waits for what it does
-        prefix, end, new = torch.tensor(numbers, dtype=torch.int64, device=device).unbind()
+        numbers = [list(prefix_lens), list(seq_lens), new_pages]
+        prefix, end, new = to_device(numbers, torch.int64, device).unbind()
         lens = end - prefix
         if values_are_checked(device):
             self._check_last_slots(prefix, last_slots)

@@ -14,6 +14,7 @@ from refspec.config import Matcher, SamplingParams
 from refspec.contracts import DraftInput, VerifyInput
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.prefix_cache import TreeNode
+from refspec.memory.to_device import to_device
 from refspec.requests.logit_rules import BatchRules
 from refspec.requests.output_text import OutputText
 from refspec.requests.sampling import BatchSampling
@@ -178,7 +179,7 @@ class RunningBatch:
         """
         starts, last_slots = self.held_lens, self.rows  # the latter not read where pages hold one token
         if allocator.page_size > 1:
-            last = torch.tensor(starts, dtype=torch.int64, device=self.rows.device) - 1
+            last = to_device(starts, torch.int64, self.rows.device) - 1
             last_slots = self.req_to_token[self.rows, last.clamp(min=0)]
         return allocator.alloc_extend(starts, ends, last_slots)
 
@@ -190,7 +191,7 @@ class RunningBatch:
         """The batch of these rows, in this order: every field cut to them, never to the first so many."""
         if rows == list(range(len(self.requests))):
             return self
-        index = torch.tensor(rows, dtype=torch.int64, device=self.rows.device)
+        index = to_device(rows, torch.int64, self.rows.device)
         draft = self.draft_input
         probs = draft.draft_probs if draft else None
         selection = draft.selection if draft else None

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from refspec.config import SamplingParams
 from refspec.kernels.inverse_cdf import inverse_cdf
+from refspec.memory.to_device import to_device
 
 # What a coin is thrown for: the first of its columns.
 FINAL = 0  # the token that the step draws from what the target's law has left
@@ -58,12 +59,12 @@ class BatchSampling:
         """Of requests with these params, and with these seeds: the params' own are not read, as they may be None."""
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+            return to_device(values, dtype, device)
 
         return BatchSampling(
             all_greedy=all(p.temperature == 0 for p in params),
             any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
-            seeds=torch.tensor(list(seeds), dtype=torch.int64, device=device),
+            seeds=to_device(list(seeds), torch.int64, device),
             temperatures=column([p.temperature for p in params], torch.float32),
             top_ks=column([min(p.top_k, 2**31) for p in params], torch.int64),
             top_ps=column([p.top_p for p in params], torch.float32),

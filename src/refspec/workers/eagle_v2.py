@@ -42,6 +42,7 @@ from refspec.kernels import (
     move_kv_cache,
     padded_extend_inputs,
 )
+from refspec.memory.to_device import to_device
 from refspec.requests.finish import append_tokens
 from refspec.requests.logprobs import append_logprobs
 from refspec.requests.request import Request, RunningBatch
@@ -168,7 +169,7 @@ class EagleWorkerV2(EagleWorkerV1):
         starts, device = batch.held_lens, batch.rows.device
         ends = self._round_ends(batch.prefix_lens, starts)
         slots = batch.alloc_up_to(ends, self.allocator)
-        start, end = torch.tensor([starts, ends], dtype=torch.int64, device=device).unbind()
+        start, end = to_device([starts, ends], torch.int64, device).unbind()
         assign_req_to_token(batch.req_to_token, batch.rows, start, end, slots)
         for request, reserved in zip(batch.requests, ends, strict=True):
             request.reserved_len = reserved
