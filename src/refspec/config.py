@@ -19,6 +19,7 @@ ALGORITHMS = {
     "eagle3": "a head on three layers of the target, with a small vocabulary of its own",
     "mtp": "one multi-token-prediction layer, fed its own output",
     "multi-layer": "an MTP layer for each token ahead, all run inside the extend: chains only",
+    "frozen-kv": "an assistant that reads the target's keys and values, and writes none",
     "standalone": "a small language model of its own, which reads tokens as they are",
     "ngram": "no draft model: what followed the same tokens before, in any prompt or output",
 }

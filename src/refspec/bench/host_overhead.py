@@ -35,7 +35,7 @@ from refspec.config import SamplingParams, SpecConfig
 from refspec.contracts import ForwardBatch, ForwardOutput
 from refspec.engine.engine import Engine, resolve_device
 from refspec.kernels.backend import resolve_backend
-from refspec.memory.kv_pool import KVLayout
+from refspec.memory.kv_pool import KVLayout, TokenToKVPool
 from refspec.models.scripted import ScriptedConfig
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Stats
@@ -161,10 +161,12 @@ class EngineOfStandIns(Engine):
             page_size=page_size,
         )
 
-    def _runner(self, model: ServedModel, rows: Mapping[str, int | Sequence[int]]) -> TimedRunner:
+    def _runner(
+        self, model: ServedModel, rows: Mapping[str, int | Sequence[int]], pool: TokenToKVPool | None = None
+    ) -> TimedRunner:
         assert isinstance(model, StandIn)
-        pool = self.allocator
-        self.runners.append(TimedRunner(model, pool.size, self.device, self.stats, pool.page_size))
+        slots = self.allocator
+        self.runners.append(TimedRunner(model, slots.size, self.device, self.stats, slots.page_size))
         return self.runners[-1]
 
     def begin(self, context: int, batch: int) -> None:

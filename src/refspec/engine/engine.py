@@ -19,6 +19,7 @@ from refspec.config import SamplingParams, SpecConfig, require_int
 from refspec.engine.scheduler import RETRACTION_POLICIES, Scheduler
 from refspec.kernels.backend import resolve_backend, use_backend
 from refspec.memory.allocator import SlotAllocator
+from refspec.memory.kv_pool import TokenToKVPool
 from refspec.memory.prefix_cache import PrefixCache
 from refspec.memory.req_table import ReqTable
 from refspec.models.checkpoint import find_checkpoint, load_target, load_tokenizer
@@ -378,14 +379,16 @@ class Engine:
 
     # --- behind it ------------------------------------------------------------------------------------------------
 
-    def _runner(self, model: ServedModel, rows: Mapping[str, int | Sequence[int]]) -> ModelRunner:
+    def _runner(
+        self, model: ServedModel, rows: Mapping[str, int | Sequence[int]], pool: TokenToKVPool | None = None
+    ) -> ModelRunner:
         """rows: by phase, what each request has of them at most, in forwards that a graph may hold."""
-        pool = self.allocator
-        basics = model, pool.size, self.device, self.stats.forwards, self.vocab_size, pool.page_size
+        slots = self.allocator
+        basics = model, slots.size, self.device, self.stats.forwards, self.vocab_size, slots.page_size
         if not self.graphs:
-            return ModelRunner(*basics)
+            return ModelRunner(*basics, pool=pool)
         counts = self.stats.graph_replays, self.stats.graph_fallbacks
-        return GraphRunner(*basics, self.table.req_to_token, self.graphs, rows, *counts)
+        return GraphRunner(*basics, self.table.req_to_token, self.graphs, rows, *counts, pool)
 
     def _require_text_of(self, stops: Sequence[str]) -> None:
         """Raises ValueError for stop strings that no output can hold."""

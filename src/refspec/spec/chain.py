@@ -121,12 +121,19 @@ class ChainBuffers:
                 scores.append(scores[-1] * topk_p)
         # endregion chain_loop
         drawn_from = [law for law in laws if law is not None]
+        draft_probs = torch.stack(drawn_from, dim=1) if drawn_from else None
+        return self.candidates(tokens, scores if scored else [], branches.slots, draft_probs)
+
+    def candidates(
+        self, tokens: list[Tensor], scores: list[Tensor], slots: Tensor, draft_probs: Tensor | None
+    ) -> Candidates:
+        """A chain as what a draft loop hands over. tokens i64, scores f32: (b, 1) for each level."""
         return Candidates(
-            score_list=[score.unsqueeze(1) for score in scores] if scored else [],
+            score_list=[score.unsqueeze(1) for score in scores],
             token_list=tokens,
-            parents_list=list(self.parents[: len(batch)].split([2] + [1] * (steps - 1), dim=1)),
-            slots=branches.slots,
-            draft_probs=torch.stack(drawn_from, dim=1) if drawn_from else None,
+            parents_list=list(self.parents[: len(slots)].split([2] + [1] * (self.num_steps - 1), dim=1)),
+            slots=slots,
+            draft_probs=draft_probs,
         )
 
     def make_tree(self, batch: RunningBatch, candidates: Candidates) -> VerifyInput:

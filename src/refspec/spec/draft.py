@@ -134,6 +134,11 @@ def draft_loop(
         laws.append(law)
         hidden_states = out.hidden_states
     # endregion draft_loop
+    return candidates_of(levels, laws, slots)
+
+
+def candidates_of(levels: list[TreeInfo], laws: list[Tensor | None], slots: Tensor) -> Candidates:
+    """What the levels come to; laws: those that their tokens were drawn from, None where they were not."""
     score_list, token_list, parents_list = (list(column) for column in zip(*levels, strict=True))
     drawn_from = [law for law in laws if law is not None]
     draft_probs = torch.stack(drawn_from, dim=1) if drawn_from else None

@@ -16,6 +16,7 @@ Who implements what:
 | none        | PlainWorker      | nothing                                        | none     | 1                       |
 | eagle       | EagleWorkerV1    | an EAGLE head, S - 1 forwards and an extend    | its own  | k·S, given back; then N |
 | multi-layer | MultiLayerWorker | S MTP layers, each in an extend forward        | theirs   | N                       |
+| frozen-kv   | FrozenKVWorker   | an assistant over the target's KV, S forwards  | none     | N                       |
 | standalone  | StandaloneWorker | a language model, an extend and S - 1 forwards | its own  | k·S + 1, so; then N     |
 | ngram       | NgramWorker      | a trie of what was said, no forward            | none     | N                       |
 

@@ -33,13 +33,14 @@ import torch
 from torch import Tensor
 
 from refspec.config import SpecConfig
-from refspec.contracts import Candidates, CommitOutput, DraftInput, ForwardOutput, VerifyOutput
+from refspec.contracts import Candidates, CommitOutput, DraftInput, ForwardOutput, VerifyInput, VerifyOutput
 from refspec.kernels import rotate_input_ids
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch, positions_from
 from refspec.runtime.runner import ModelRunner
-from refspec.spec.draft import propose, select_top_k_tokens
+from refspec.spec.chain import ChainBuffers
+from refspec.spec.draft import propose
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -58,6 +59,7 @@ class MultiLayerWorker(SpecWorker):
         super().__init__(target, allocator, stats, config)
         self.layers, self.front = list(layers), len(layers) - 1
         self.reads_ahead = len(layers)
+        self.chain = ChainBuffers()
         self.kept: Tensor | None = None  # (rows of the request table, front, H) target hidden states, the newest last
 
     @property
@@ -82,19 +84,18 @@ class MultiLayerWorker(SpecWorker):
         return batch
 
     def draft(self, batch: RunningBatch) -> Candidates:
-        """All guesses are there already: they only take the form of a tree that is a chain."""
+        """All guesses are there already."""
         start = batch.draft_input
         assert start is not None
-        scores, levels = start.topk_p[:, :1], []
-        for i in range(self.config.num_steps):
-            chosen = slice(i, i + 1)
-            _, _, scores, level = select_top_k_tokens(
-                i, start.topk_p[:, chosen], start.topk_index[:, chosen], start.hidden_states, scores, topk=1
-            )
-            levels.append(level)
-        score_list, token_list, parents_list = (list(column) for column in zip(*levels, strict=True))
+        self.chain.fits(batch, self.config)
+        tokens, scores = start.topk_index.split(1, dim=1), start.topk_p.cumprod(dim=1).split(1, dim=1)
         no_slots = start.topk_index.unsqueeze(1)[:, :, :0]
-        return Candidates(score_list, token_list, parents_list, no_slots, start.draft_probs)
+        return self.chain.candidates(list(tokens), list(scores), no_slots, start.draft_probs)
+
+    def make_tree(self, batch: RunningBatch, candidates: Candidates | None) -> VerifyInput:
+        assert candidates is not None
+        self.stats.chain_rounds += 1 if batch.requests else 0
+        return self.chain.make_tree(batch, candidates)
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         going_on = batch.going_on()

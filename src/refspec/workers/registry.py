@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -33,15 +33,18 @@ from refspec.config import (
     algorithm_entry_points,
 )
 from refspec.memory.allocator import SlotAllocator
-from refspec.models.checkpoint import find_checkpoint, load_eagle, load_eagle3, load_mtp, load_target
+from refspec.memory.kv_pool import TokenToKVPool
+from refspec.models.checkpoint import find_checkpoint, load_eagle, load_eagle3, load_frozen_kv, load_mtp, load_target
 from refspec.models.eagle import EagleHead
 from refspec.models.eagle3 import Eagle3Head, FusedTarget
+from refspec.models.frozen_kv import FrozenKVAssistant
 from refspec.models.llama import LlamaForCausalLM
 from refspec.models.mtp import MTPLayer, MTPLayers
 from refspec.runtime.runner import ModelRunner, ServedModel
 from refspec.workers.base import Stats, Worker
 from refspec.workers.eagle_v1 import EagleWorkerV1
 from refspec.workers.eagle_v2 import EagleWorkerV2
+from refspec.workers.frozen_kv import FrozenKVWorker
 from refspec.workers.multi_layer import MultiLayerWorker
 from refspec.workers.ngram import NgramWorker
 from refspec.workers.standalone import StandaloneWorker
@@ -51,14 +54,22 @@ Draft = TypeVar("Draft", bound=ServedModel)
 GivenDraft = str | Path | ServedModel | Sequence[ServedModel] | MTPLayers
 
 
+class MakeRunner(Protocol):
+    """See Setup."""
+
+    def __call__(
+        self, model: ServedModel, rows: Mapping[str, int | Sequence[int]], pool: TokenToKVPool | None = None
+    ) -> ModelRunner: ...
+
+
 @dataclass(frozen=True)
 class Setup:
     """What the engine has ready when it makes a worker.
 
     target: the target model. shipped_draft: the name of the draft that belongs to it, where both are shipped.
     draft: as the engine's user gave it; None: nothing was given.
-    make_runner: (model, rows) -> a runner of it over a KV pool of its own. rows: by phase, how many rows each request
-        has at most, in forwards that a graph may hold.
+    make_runner: (model, rows, pool) -> a runner of it over the pool; None: over one of its own. rows: by phase, how
+        many rows each request has at most, in forwards that a graph may hold.
     note: for Engine.notes: a line that says what of the config is done otherwise than it says, and why.
     """
 
@@ -70,7 +81,7 @@ class Setup:
     stats: Stats
     dtype: torch.dtype
     device: torch.device
-    make_runner: Callable[[ServedModel, Mapping[str, int | Sequence[int]]], ModelRunner]
+    make_runner: MakeRunner
     note: Callable[[str], None]
 
     def target_runner(self, model: ServedModel | None = None) -> ModelRunner:
@@ -117,7 +128,7 @@ class Setup:
             )
         return self.target
 
-    def check_shared(self, draft: EagleHead | Eagle3Head | MTPLayer) -> None:
+    def check_shared(self, draft: EagleHead | Eagle3Head | MTPLayer | FrozenKVAssistant) -> None:
         """Raises ValueError for a draft that shares another target's embedding."""
         if draft.shared[0] is not getattr(self.target, "embed_tokens", None):
             raise ValueError("this draft was made for another target: it shares its own target's embedding")
@@ -355,6 +366,21 @@ def _multi_layer(setup: Setup) -> Worker:
     return MultiLayerWorker(setup.target_runner(), runners, setup.allocator, setup.stats, setup.config)
 
 
+def _frozen_kv(setup: Setup) -> Worker:
+    folder, k = setup.draft_folder(), setup.config.topk
+    draft: ServedModel = (
+        load_frozen_kv(folder, setup.llama_target(), setup.dtype, setup.device) if folder else setup.draft_object()
+    )
+    if isinstance(draft, FrozenKVAssistant):
+        setup.check_shared(draft)
+    elif isinstance(draft, nn.Module):
+        raise ValueError("the draft is no frozen-KV assistant: algorithm frozen-kv takes one")
+    setup.check_sizes(draft)
+    target = setup.target_runner()
+    assistant = setup.make_runner(draft, {"draft": [1, k]}, target.pool)
+    return FrozenKVWorker(target, assistant, setup.allocator, setup.stats, setup.config)
+
+
 def standalone_draft(setup: Setup) -> ServedModel:
     """The small language model that was asked for. Raises ValueError for one that does not speak the target's tokens.
 
@@ -397,6 +423,7 @@ BUILT_IN = {
         _built_in("eagle3", _eagle3, "tiny-eagle3", adaptive=True),
         _built_in("mtp", _mtp, "tiny-mtp", adaptive=True),
         _built_in("multi-layer", _multi_layer, "tiny-mtp", defaults={"topk": 1}, fixed=("topk", "num_draft_tokens")),
+        _built_in("frozen-kv", _frozen_kv, "tiny-frozen-kv"),
         _built_in("standalone", _standalone, "tiny-standalone"),
         _built_in("ngram", _ngram, fixed=OF_A_DRAFT_MODEL),
     )
