@@ -143,17 +143,18 @@ class Watch:
         patch.setattr(ModelRunner, "forward", forward)
 
 
-def sharing_engine(algorithm: str = "eagle") -> Engine:
+def sharing_engine(spec: SpecConfig = SPEC) -> Engine:
     """Two of four requests at a time: batches shrink and grow."""
-    spec = replace(SPEC, algorithm=algorithm)
     return Engine(target_of("dsa"), draft_of("dsa", "sharing"), spec, max_running=2)
 
 
+@pytest.mark.parametrize("shape", [{}, {"topk": 1, "num_draft_tokens": 4}], ids=["tree", "chain"])
 @pytest.mark.parametrize("algorithm", ["eagle", "eagle-v2"])
 def test_PAGE_09_a_reused_choice_is_the_drafts_own_and_every_step_stores_its_index_key(
-    monkeypatch: pytest.MonkeyPatch, algorithm: str
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, shape: dict[str, int]
 ) -> None:
-    engine = sharing_engine(algorithm)
+    """Also where a chain takes the short cut."""
+    engine = sharing_engine(replace(SPEC, algorithm=algorithm, **shape))
     plain = Engine(target_of("dsa")).generate(PROMPTS, PARAMS)
     watch = Watch(monkeypatch, engine)
     assert_same_output(plain, engine.generate(PROMPTS, PARAMS))

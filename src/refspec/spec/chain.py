@@ -101,6 +101,7 @@ class ChainBuffers:
                     tail_mask=None,
                     hidden_states=hidden_states if recurrent else None,
                     lens=branches.lens,
+                    selection=start.selection,
                 ),
                 phase="draft",
             )
