@@ -191,6 +191,15 @@ def test_output_is_that_of_plain_decoding(case: dict[str, Any]) -> None:
         assert trees == {steps + 1 for steps in engine.stats.rounds_by_steps}  # a small tree has a small graph
 
 
+def test_the_next_round_finds_slots_whatever_steps_it_takes() -> None:
+    """The scheduler asks before a round is chosen, and for rounds that come later: it is told of the longest."""
+    worker = engine_of(ADAPTIVE).scheduler.worker
+    assert worker.slots_for_round([10, 20]) == 12
+    worker.steps._set_steps(1)  # type: ignore[attr-defined]
+    worker.config = worker.steps.config  # type: ignore[attr-defined]
+    assert worker.slots_for_round([10, 20]) == 12
+
+
 LAW = [[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.4, 0.35, 0.25]]
 GUESS = [[0.2, 0.6, 0.2], [0.2, 0.3, 0.5], [0.6, 0.1, 0.3]]
 

@@ -271,6 +271,7 @@ def test_TREE_01_fewer_nodes_than_the_chain_has(nodes: int) -> None:
     "case",
     pairwise(
         {
+            "algorithm": ["eagle", "eagle-v2", "standalone"],
             "steps": [1, 2, 5, 8],
             "sampler": ["target_only", "rejection", "block"],
             "temperature": [0.0, 1.0],
@@ -284,7 +285,7 @@ def test_TREE_01_fewer_nodes_than_the_chain_has(nodes: int) -> None:
 def test_same_rounds_on_both_paths(case: dict[str, Any]) -> None:
     """All that a trace shows, scores too, but for what was launched; and what is not watched comes out the same."""
     steps, params = case["steps"], SamplingParams(max_new_tokens=20, temperature=case["temperature"], seed=3)
-    spec = chain(steps, sampler=case["sampler"], page_size=case["page_size"])
+    spec = chain(steps, **{name: case[name] for name in ("algorithm", "sampler", "page_size")})
     settings = {"graphs": case["graphs"], "kv_slots": case["kv_slots"], "max_running": 5}
     fast, general = engine_of(spec, **settings), engine_of(spec, prealloc=0, **settings)
     ours, our_rounds = generate_watched(fast, PROMPTS, params)
@@ -294,8 +295,9 @@ def test_same_rounds_on_both_paths(case: dict[str, Any]) -> None:
     assert [round_.model_copy(update=nothing_launched) for round_ in our_rounds.rounds] == [
         round_.model_copy(update=nothing_launched) for round_ in their_rounds.rounds
     ]
-    rounds = fast.stats.rounds
-    assert (fast.stats.chain_rounds, general.stats.chain_rounds) == (rounds, 0)
-    assert general.stats.launches.total() - fast.stats.launches.total() == (steps + 1) * rounds - 1
+    launched, in_vain = fast.stats.chain_rounds, fast.stats.chain_rounds - fast.stats.rounds
+    assert in_vain == 0 or (in_vain > 0 and case["algorithm"] == "eagle-v2")  # v2 learns too late that all have ended
+    assert general.stats.chain_rounds == 0
+    assert general.stats.launches.total() - fast.stats.launches.total() == (steps + 1) * launched - 1
     assert fast.stats.launches["build_chain_tree"] == 1  # for all rounds
     assert engine_of(spec, **settings).generate(PROMPTS, params) == ours

@@ -5,12 +5,12 @@ it: the parents are -1, 0, 1 ..., the kept candidates 0, 1, 2 ..., and links and
 general path finds that out each time anew, by ranking lists of one, sorting what is sorted and gathering everything
 from where it stands. Here it is made once, for the largest batch, and a round takes the front of it.
 
-| of a round           | the general path                                       | here                            |
-|----------------------|--------------------------------------------------------|---------------------------------|
-| draft forwards       | S - 1                                                  | S - 1                           |
-| after each of them   | softmax, best child; scores, best branch, its parent   | likeliest token                 |
-| tree                 | best N - 1, sorted; parents, mask, positions, links    | tokens joined, positions added  |
-| operations of kernels | 2·(S - 1) + 2                                         | S - 1                           |
+| of a round                | the general path                                     | here                           |
+|---------------------------|------------------------------------------------------|--------------------------------|
+| draft forwards            | S - 1                                                | S - 1                          |
+| after each of them        | softmax, best child; scores, best branch, its parent | likeliest token                |
+| tree                      | best N - 1, sorted; parents, mask, positions, links  | tokens joined, positions added |
+| calls of refspec.kernels  | 2·(S - 1) + 2                                        | S - 1                          |
 
 The tree that the target is given is the same, to the last element. Two things differ on the way:
 

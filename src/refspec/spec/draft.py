@@ -47,7 +47,7 @@ class Branches(NamedTuple):
     lens: Tensor | None = None  # as of a ForwardBatch, for the prefix_lens
 
 
-DraftLoop = Callable[[RunningBatch, DraftInput, Branches, Tensor, ModelRunner, SpecConfig], Candidates]
+DraftLoop = Callable[..., Candidates]  # with the arguments of draft_loop
 
 
 def draft(

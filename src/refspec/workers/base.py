@@ -62,7 +62,7 @@ class Stats:
     cached_tokens: int = 0  # that were found in the prefix cache at admissions, and not read; SGLang's name for it
     evicted_tokens: int = 0  # that the prefix cache gave up
     dropped_request_rounds: int = 0  # launched for requests whose end, in the round before, nobody knew of yet
-    chain_rounds: int = 0  # that took the short cut of spec/chain.py
+    chain_rounds: int = 0  # launched by the short cut of spec/chain.py
     rounds_by_steps: Counter[int] = field(default_factory=Counter)  # 0 steps: plain decoding
     forwards: Counter[str] = field(default_factory=Counter)  # target, draft, extend, prefill_target, prefill_draft
     graph_replays: Counter[str] = field(default_factory=Counter)  # forwards that a graph was replayed for, by phase

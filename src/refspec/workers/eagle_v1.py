@@ -51,6 +51,7 @@ class SpecWorker(Worker):
         super().__init__(target, allocator, stats)
         self.config = config  # of the round that is next, or under way
         self.steps = AdaptiveSteps(config)  # makes it
+        self.chain = ChainBuffers()
         self.observed = False  # does somebody watch the round that is under way?
 
     # region forward_modes
@@ -109,11 +110,20 @@ class SpecWorker(Worker):
     def make_tree(self, batch: RunningBatch, candidates: Candidates | None) -> VerifyInput:
         """What the target is to check: the best of the candidates."""
         assert candidates is not None
-        return make_tree(batch, candidates, self.config)
+        if not self.chain.fits(batch, self.config):
+            return make_tree(batch, candidates, self.config)
+        self.stats.chain_rounds += 1 if batch.requests else 0
+        return self.chain.make_tree(batch, candidates)
 
     @abstractmethod
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         """After a round: get ready to guess what follows. Returns the batch of the requests that go on."""
+
+    def loop_of(self, batch: RunningBatch) -> DraftLoop:
+        """The short cut of chains where the round allows it; what it leaves out is made where somebody observes."""
+        if self.chain.fits(batch, self.config):
+            return partial(self.chain.draft_loop, scored=self.observed)
+        return draft_loop
 
     def empty_draft_input(self) -> DraftInput | None:
         """What a rank without requests starts its round from: no rows, of the right widths."""
@@ -130,7 +140,6 @@ class EagleWorkerV1(SpecWorker):
         if config.topk > draft.choices:
             raise ValueError(f"topk is {config.topk}, but the draft can propose only {draft.choices} ids")
         self.draft_runner = draft
-        self.chain = ChainBuffers()
 
     reads_ahead = 1
 
@@ -152,22 +161,10 @@ class EagleWorkerV1(SpecWorker):
     def draft(self, batch: RunningBatch) -> Candidates:
         return draft(batch, self.draft_runner, self.allocator, self.config, self.loop_of(batch))
 
-    def make_tree(self, batch: RunningBatch, candidates: Candidates | None) -> VerifyInput:
-        if candidates is None or not self.chain.fits(batch, self.config):
-            return super().make_tree(batch, candidates)
-        self.stats.chain_rounds += 1 if batch.requests else 0
-        return self.chain.make_tree(batch, candidates)
-
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         return extend_after_verify(batch, verified, done, self.draft_runner, self.config)
 
     # endregion eagle_phases
-
-    def loop_of(self, batch: RunningBatch) -> DraftLoop:
-        """The short cut of chains where the round allows it; what it leaves out is made where somebody observes."""
-        if self.chain.fits(batch, self.config):
-            return partial(self.chain.draft_loop, scored=self.observed)
-        return draft_loop
 
     def empty_draft_input(self) -> DraftInput:
         model, device = self.draft_runner.model, self.draft_runner.device

@@ -34,7 +34,7 @@ from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch, positions_from
 from refspec.runtime.runner import ModelRunner
-from refspec.spec.draft import Branches, draft_loop, propose, split_into_pages
+from refspec.spec.draft import Branches, propose, split_into_pages
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -81,7 +81,8 @@ class StandaloneWorker(SpecWorker):
         topk_p, topk_index, law = propose(batch, out.logits, 0, config, self.draft_runner)
         start = DraftInput(topk_p, topk_index, out.hidden_states, law)
         branches = self._branches(batch, lens, seq_lens)
-        candidates = draft_loop(batch, start, branches, seq_lens, self.draft_runner, config, recurrent=False)
+        loop = self.loop_of(batch)
+        candidates = loop(batch, start, branches, seq_lens, self.draft_runner, config, recurrent=False)
         self.allocator.restore_state(state)
         return candidates
 
