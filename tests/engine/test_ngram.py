@@ -191,8 +191,11 @@ def test_a_request_finds_what_another_has_said() -> None:
     assert len(first.accept_lens) > 20
 
 
-def test_what_a_round_costs_on_the_host_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NGR_03, in the engine: a round shows the trie a window and its own block, however long the text is."""
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_NGR_03_what_a_round_costs_on_the_host_does_not_grow_with_the_text(
+    chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round shows the trie a window and its own block, however long the text is; a prompt is shown once."""
     shown: list[int] = []
     insert = NgramTrie.insert
 
@@ -202,7 +205,7 @@ def test_what_a_round_costs_on_the_host_does_not_grow_with_the_text(monkeypatch:
         insert(trie, tokens, start)
 
     monkeypatch.setattr(NgramTrie, "insert", counting)
-    engine = Engine(ScriptedModel(loose_loop(5), VOCAB), None, NGRAM)
+    engine = Engine(ScriptedModel(loose_loop(5), VOCAB), None, NGRAM, chunk_size=chunk)
     (generation,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=200))
     assert shown == [4, *generation.accept_lens]  # every token once
 
