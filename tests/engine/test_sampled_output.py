@@ -30,6 +30,7 @@ from refspec.models.scripted import ScriptedModel
 from refspec.requests.request import RunningBatch
 from refspec.requests.sampling import BatchSampling
 
+AT_ONCE = 100  # who is admitted is weighed against all who run: few at a time cost least
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
 TREE = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, exact_branch_kv=True)
 NGRAM = SpecConfig(algorithm="ngram", num_draft_tokens=6)
@@ -48,9 +49,8 @@ DRAWN = pytest.mark.parametrize("spec", [REJECTION, BLOCK], ids=["rejection", "b
 
 def engine_of(spec: SpecConfig | None, **settings: int) -> Engine:
     target, draft = ScriptedModel(markov(TARGET), 4), ScriptedModel(markov(DRAFT), 4)
-    return Engine(
-        target, None if spec in (None, NGRAM) else draft, spec, max_running=SEEDS, kv_slots=20 * SEEDS, **settings
-    )
+    draft = None if spec in (None, NGRAM) else draft
+    return Engine(target, draft, spec, max_running=AT_ONCE, kv_slots=20 * AT_ONCE, **settings)
 
 
 # --- the law ------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_VER_08_the_drafts_are_drawn_from_the_law_that_judges_them(spec: SpecCon
     """Target .5 .5, draft .9 .1: the output has .5 .5, and a draft stands with sum(min(p, q)) = .6."""
     spec = replace(spec, num_steps=1, num_draft_tokens=2)
     target, draft = ScriptedModel(lambda _: [0.0, 0.0], 2), ScriptedModel(lambda _: [math.log(9), 0.0], 2)
-    engine = Engine(target, draft, spec, max_running=2000, kv_slots=20_000)
+    engine = Engine(target, draft, spec, max_running=AT_ONCE, kv_slots=20 * AT_ONCE)
     generations = engine.generate([[0]] * 2000, [replace(PLAIN_T1, seed=seed) for seed in range(2000)])
     for place in range(3):
         assert sum(g.token_ids[place] for g in generations) == pytest.approx(1000, abs=70)

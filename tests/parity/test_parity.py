@@ -74,7 +74,7 @@ def wheels() -> list[str]:
 
 @pytest.fixture(scope="session")
 def jury(wheels: list[str]) -> Iterator[Jury]:
-    with Jury(wheel.folders()) as jury:
+    with Jury(wheel.folders(), jobs=1) as jury:  # tests run side by side already
         yield jury
 
 
