@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 
 import refspec
 from refspec.cli.main import app
+from refspec.grader import judge
 from refspec.grader.exercise import find_exercise
+from refspec.grader.sandbox import Sandbox
 
 RIGHT = {name: find_exercise(name).solution_text() for name in ("next_beams", "walk_tree")}
 TWO_AT_MOST = RIGHT["walk_tree"].replace("range(1, num_steps + 1)", "range(1, min(num_steps, 2) + 1)")
@@ -29,6 +32,17 @@ class Ended:
     def json(self) -> Any:
         assert self.err == ""
         return json.loads(self.out)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_nursery() -> Iterator[None]:
+    """For all runs in this file, which do not wait for another to load torch. How one begins and ends with its grader
+    is asked in test_grader_processes.py.
+    """
+    with Sandbox() as sandbox, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(judge, "Sandbox", lambda: sandbox)
+        patch.setattr(judge.Judge, "close", lambda self: None)
+        yield
 
 
 @pytest.fixture
