@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pairwise import pairwise
 from playwright.sync_api import Page, expect
 
 PAGES = {
@@ -17,12 +18,15 @@ PHONE, DESK = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 COLOURS = ("fg", "muted", "target", "draft", "accept", "refuse", "bonus")
 
 
-@pytest.mark.parametrize("name", PAGES)
+SCREENS = {"phone": PHONE, "desk": DESK}
+SIGHTS = pairwise({"name": list(PAGES), "screen": list(SCREENS), "scheme": ["light", "dark"]})
+
+
 @pytest.mark.parametrize(
-    "context",
-    [{"viewport": viewport, "color_scheme": scheme} for viewport in (PHONE, DESK) for scheme in ("light", "dark")],
-    indirect=True,
-    ids=["phone-light", "phone-dark", "desk-light", "desk-dark"],
+    ("name", "context"),
+    [(at["name"], {"viewport": SCREENS[at["screen"]], "color_scheme": at["scheme"]}) for at in SIGHTS],
+    indirect=["context"],
+    ids=["-".join(at.values()) for at in SIGHTS],
 )
 def test_page_is_quiet_and_fits(page: Page, address: str, name: str) -> None:
     """The fixture fails at errors and foreign requests. What is too wide scrolls inside itself."""

@@ -11,10 +11,10 @@ from refspec.oracle.operation import Inputs, Size
 
 def draw_layout(rng: random.Random, size: Size) -> Inputs:
     """Requests in any rows, of any length (0 included), with any page size."""
-    page_size, topk = rng.choice([1, 1, 2, 4, 16]), rng.choice([1, 2, 3, min(size.nodes, 10)])
+    page_size, topk = rng.choice([1, 1, 2, 4, 16]), rng.choice([1, 2, 3, min(size.nodes, 6)])
     longest = rng.choice([2, size.nodes, 8 * size.nodes])
     lens = [rng.randint(0, longest) for _ in range(rng.randint(1, size.batch))]
-    return layout(rng, lens, topk, rng.randint(1, min(size.nodes, 8)), page_size)
+    return layout(rng, lens, topk, rng.randint(1, 5), page_size)
 
 
 def layouts() -> dict[str, Inputs]:
@@ -27,6 +27,7 @@ def layouts() -> dict[str, Inputs]:
         "one step, one branch, pages of one": layout(rng, [5], 1, 1, 1),
         "full pages": layout(rng, [16, 32], 3, 4, 16),
         "PAGE-01": layout(rng, [10], 2, 3, 4),
+        "many branches, many steps": layout(rng, [9], 9, 8, 16),
         "longer than a block": layout(rng, [600, 0, 513], 2, 17, 4),
     }
 
