@@ -53,31 +53,35 @@ def test_a_reason_is_there_only_for_kernels_that_spill(compiled: tuple[list[Comp
     assert set(report.SPILLS_EXPLAINED) <= {kernel.kernel for kernel in compiled[0] if kernel.spills}
 
 
-@pytest.mark.parametrize("fault", ["spills", "is refused", "ends early"])
-def test_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """What the tests above look for would be seen: faulty kernels in the place of stable_topk's cases."""
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children in which three operations launch faulty kernels."""
     setup = f"""
 import sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 import faulty_kernels
-from refspec.bench import compile_report, kernel_cases
-compile_report.run_case = faulty_kernels.{fault.replace(" ", "_")}
+from refspec.bench import compile_report
+faults = {{"draft_topk1": "ends_early", "links_from_mask": "spills", "stable_topk": "is_refused"}}
+compile_report.run_case = lambda operation, *_: getattr(faulty_kernels, faults[operation])()
 compile_report.serve([int(a) for a in sys.argv[1:]])
 """
     monkeypatch.setattr(report, "_CHILD", setup)
-    if fault == "ends early":
-        with pytest.raises(ChildProcessError, match=r"compiles links_from_mask ended with status 3: out of registers"):
-            compile_report(["links_from_mask"])
-        return
-    found, refused = compile_report(["links_from_mask"], targets=[80])
-    if fault == "spills":
-        assert refused == []
-        assert found
-        assert all(kernel.spills and kernel.spill_stores > 0 and not kernel.explanation for kernel in found)
-    else:
-        assert found == []
-        assert {failure.operation for failure in refused} == {"links_from_mask"}
-        assert all("arange's range must be a power of 2" in failure.error for failure in refused)
+
+
+@pytest.mark.usefixtures("faulty")
+def test_faults_are_found() -> None:
+    """What the tests above look for would be seen."""
+    found, refused = compile_report(["links_from_mask", "stable_topk"], targets=[80], processes=1)
+    assert {kernel.operation for kernel in found} == {"links_from_mask"}
+    assert all(kernel.spills and kernel.spill_stores > 0 and not kernel.explanation for kernel in found)
+    assert {failure.operation for failure in refused} == {"stable_topk"}
+    assert all("arange's range must be a power of 2" in failure.error for failure in refused)
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_compiler_that_ends_early_is_told() -> None:
+    with pytest.raises(ChildProcessError, match=r"compiles draft_topk1 ended with status 3: out of registers"):
+        compile_report(["draft_topk1"])
 
 
 def test_a_learners_files_in_the_current_folder_are_none_of_ours(

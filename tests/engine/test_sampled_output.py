@@ -22,7 +22,7 @@ from builders import (
     scripted_engine,
     transparent_pair,
 )
-from markov import BENT, DRAFT, FILTERED, PLAIN_T1, PLAUSIBLE, SEEDS, TARGET, law_of, markov, plausibility, sampled
+from markov import BENT, DRAFT, FILTERED, PLAIN_T1, PLAUSIBLE, TARGET, law_of, markov, plausibility, sampled
 
 from refspec import Engine, Generation, SamplingParams, SpecConfig
 from refspec.contracts import DraftInput, ForwardMode
