@@ -170,7 +170,6 @@ class Scheduler:
         self.round_is_due = mode is ForwardMode.EXTEND and self.chunked is not None
         self._look_if_nobody_runs()
 
-    # region round_ahead
     def _round_ahead(self, observer: Observer | None) -> None:
         """Launch the next round of all that run; then look at the results of the last one, which it reads as well."""
         before = self.in_flight
@@ -188,8 +187,6 @@ class Scheduler:
             self.worker.collect(in_flight)
         self._take_note(in_flight.requests)
         self.running = self.running.keep(self.running.going_on())
-
-    # endregion round_ahead
 
     def _look_at_last(self) -> None:
         if self.in_flight:

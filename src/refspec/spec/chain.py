@@ -61,7 +61,6 @@ class ChainBuffers:
         return True
 
     def _build(self, num_steps: int, max_batch: int, device: torch.device) -> None:
-        # region build_once
         self.num_steps = num_steps
         kept = torch.arange(num_steps, device=device).repeat(max_batch, 1)
         self.top_scores_index = kept  # i64 (max_batch, S)
@@ -69,7 +68,6 @@ class ChainBuffers:
         no_tokens = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self.tree_mask, depths, *self.links = build_chain_tree(no_tokens, num_steps + 1, mask_mode="qlen")
         self.depths = depths.view(max_batch, num_steps + 1)  # what positions are where nothing is committed
-        # endregion build_once
 
     def draft_loop(
         self,
@@ -83,7 +81,6 @@ class ChainBuffers:
         scored: bool = True,
     ) -> Candidates:
         """As `refspec.spec.draft.draft_loop`, for a round that fits. Not scored: score_list is empty."""
-        # region chain_loop
         steps, slots, hidden_states = config.num_steps, branches.slots.squeeze(1), start.hidden_states
         tokens, laws, scores = [start.topk_index], [start.draft_probs], [start.topk_p]
         positions = positions.clone()  # each step moves them on, in place
@@ -120,7 +117,6 @@ class ChainBuffers:
             laws.append(law)
             if scored:
                 scores.append(scores[-1] * topk_p)
-        # endregion chain_loop
         drawn_from = [law for law in laws if law is not None]
         draft_probs = torch.stack(drawn_from, dim=1) if drawn_from else None
         return self.candidates(tokens, scores if scored else [], branches.slots, draft_probs)
@@ -139,7 +135,6 @@ class ChainBuffers:
 
     def make_tree(self, batch: RunningBatch, candidates: Candidates) -> VerifyInput:
         """As `refspec.spec.tree.make_tree`, of the candidates of a round that fits."""
-        # region chain_tree
         b, n = len(batch), self.num_steps + 1
         retrieve_index, first_child, next_sibling = (link[:b] for link in self.links)
         return VerifyInput(
@@ -152,4 +147,3 @@ class ChainBuffers:
             retrieve_next_sibling=next_sibling,
             draft_probs=candidates.draft_probs,
         )
-        # endregion chain_tree

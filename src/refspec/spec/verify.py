@@ -36,10 +36,8 @@ def verify(
 
     Raises OutOfSlots, with nothing taken, if they are not free.
     """
-    # region reserve_tree_slots
     out_slots = batch.alloc_up_to([config.tree_end(kv_len) for kv_len in batch.prefix_lens], allocator)
     return judge(batch, tree, out_slots, target_runner, config)
-    # endregion reserve_tree_slots
 
 
 def judge(

@@ -9,16 +9,27 @@ who runs, and when; it does not know how many tokens a worker's step will bring.
 | DECODE | running requests: each gets its next token, or a block of them                    |
 | IDLE   | no requests here: the same phases with zero rows, for the sake of other ranks     |
 
-Who implements what:
+Who implements what. The round is `SpecWorker`'s (eagle_v1.py): draft, tree, verify, commit, extend. Verify and commit
+are the same for all; of the others each has its own, and what is left out is inherited:
 
-| algorithm   | worker           | guesses with                                   | draft KV | slots of a round        |
-|-------------|------------------|------------------------------------------------|----------|-------------------------|
-| none        | PlainWorker      | nothing                                        | none     | 1                       |
-| eagle       | EagleWorkerV1    | an EAGLE head, S - 1 forwards and an extend    | its own  | k·S, given back; then N |
-| multi-layer | MultiLayerWorker | S MTP layers, each in an extend forward        | theirs   | N                       |
-| frozen-kv   | FrozenKVWorker   | an assistant over the target's KV, S forwards  | none     | N                       |
-| standalone  | StandaloneWorker | a language model, an extend and S - 1 forwards | its own  | k·S + 1, so; then N     |
-| ngram       | NgramWorker      | a trie of what was said, no forward            | none     | N                       |
+| worker           | algorithm          | read_prompt    | draft                | make_tree       | extend            |
+|------------------|--------------------|----------------|----------------------|-----------------|-------------------|
+| PlainWorker      | none               | no round: one forward of the target brings one token                        |
+| EagleWorkerV1    | eagle, eagle3, mtp | draft reads it | S - 1 forwards       | pool, or chain  | 1 forward, ragged |
+| EagleWorkerV2    | eagle-v2           |                | on reserved slots    |                 | 1 forward, N rows |
+| MultiLayerWorker | multi-layer        | S layers do    | none                 |                 | S forwards        |
+| FrozenKVWorker   | frozen-kv          | nobody does    | S forwards, no KV    |                 | none              |
+| StandaloneWorker | standalone         | draft reads it | 1 ragged, S - 1 more |                 | none              |
+| NgramWorker      | ngram              | into the trie  | none                 | out of the trie | into the trie     |
+
+| worker                      | slots_for_round                                | reads_ahead | can_overlap          |
+|-----------------------------|------------------------------------------------|-------------|----------------------|
+| PlainWorker                 | 1                                              | 0           | no                   |
+| EagleWorkerV1               | k·S, given back; then N                        | 1           | no                   |
+| EagleWorkerV2               | the larger of both, reserved, as far as it is not yet | 1    | where nobody has rules |
+| MultiLayerWorker            | N                                              | S           | no                   |
+| FrozenKVWorker, NgramWorker | N                                              | 0           | no                   |
+| StandaloneWorker            | k·S and the bonus's, given back; then N        | 0           | no                   |
 
 Source: SGLang: python/sglang/srt/speculative/base_spec_worker.py:BaseSpecWorker @v0.5.5
 """

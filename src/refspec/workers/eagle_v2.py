@@ -95,7 +95,6 @@ class EagleWorkerV2(EagleWorkerV1):
         self.collect(in_flight)
         return batch.keep(batch.going_on())
 
-    # region launch
     def launch(self, batch: RunningBatch, observer: Observer | None = None) -> tuple[RunningBatch, LaunchedRound]:
         recorder = RoundRecorder(self.stats, self.config) if observer else None
         self.observed = observer is not None
@@ -123,9 +122,6 @@ class EagleWorkerV2(EagleWorkerV1):
         rows = [request.row for request in batch.requests]
         return batch, LaunchedRound(batch.requests, rows, futures, candidates, tree, verified, observer, recorder)
 
-    # endregion launch
-
-    # region collect
     def collect(self, in_flight: RoundInFlight) -> None:
         assert isinstance(in_flight, LaunchedRound)
         requests, results, n = in_flight.requests, in_flight.results, self.config.num_draft_tokens
@@ -142,7 +138,6 @@ class EagleWorkerV2(EagleWorkerV1):
                 request.accept_lens += [kept] * (alive[r] is not None)
                 kept_rows.append(path[:kept])
             append_logprobs(requests, in_flight.verified.logits, kept_rows)
-        # endregion collect
         self._count(in_flight, alive, kept_rows)
 
     def _count(self, in_flight: LaunchedRound, alive: list[Request | None], kept_rows: list[list[int]]) -> None:
@@ -165,7 +160,6 @@ class EagleWorkerV2(EagleWorkerV1):
 
         Raises OutOfSlots, with nothing taken, if they are not free.
         """
-        # region reserve
         starts, device = batch.held_lens, batch.rows.device
         ends = self._round_ends(batch.prefix_lens, starts)
         slots = batch.alloc_up_to(ends, self.allocator)
@@ -173,7 +167,6 @@ class EagleWorkerV2(EagleWorkerV1):
         assign_req_to_token(batch.req_to_token, batch.rows, start, end, slots)
         for request, reserved in zip(batch.requests, ends, strict=True):
             request.reserved_len = reserved
-        # endregion reserve
 
     def draft(self, batch: RunningBatch) -> Candidates:
         """As v1's, over slots that are the request's already."""
@@ -191,21 +184,18 @@ class EagleWorkerV2(EagleWorkerV1):
 
     def compact(self, verified: VerifyOutput) -> None:
         """Bring the accepted path of each request to the front of its N rows. Where k = 1 it is there."""
-        # region compact
         if self.config.is_chain:
             return
         paths = verified.accept_index[:, : self.config.num_draft_tokens].contiguous()  # N rows hold no longer path
         move_kv_cache(self.target.pool, *compaction_moves(paths, verified.out_slots))
         verified.predict = compact_to_front(verified.predict, paths)
         verified.hidden_states = compact_to_front(verified.hidden_states, paths)
-        # endregion compact
 
     def extend_all_rows(self, batch: RunningBatch, verified: VerifyOutput, accept_lens: Tensor) -> None:
         """The draft reads all N rows of each request; what it says behind the last accepted one begins the next round.
 
         accept_lens i32 (b). Afterwards the batch stands behind the round, on the device.
         """
-        # region extend_all_rows
         b, n = len(batch), self.config.num_draft_tokens
         positions, next_tokens, last_rows = padded_extend_inputs(batch.seq_lens, accept_lens, verified.predict, n)
         rows = ForwardBatch(
@@ -226,7 +216,6 @@ class EagleWorkerV2(EagleWorkerV1):
         batch.bonus_tokens = next_tokens[last_rows]
         topk_p, topk_index, law = propose(batch, out.logits, 0, self.config, self.draft_runner)
         batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law, out.selection)
-        # endregion extend_all_rows
 
     def _round_ends(self, kv_lens: Sequence[int], held_lens: Sequence[int]) -> list[int]:
         """Up to where each request must have slots before a round; it never gives any back."""

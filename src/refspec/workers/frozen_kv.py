@@ -69,7 +69,6 @@ class FrozenKVWorker(SpecWorker):
 
     def draft(self, batch: RunningBatch) -> Candidates:
         """The seed and S - 1 forwards. Takes no slots, and writes to none."""
-        # region seed_and_loop
         start, k, steps = batch.draft_input, self.config.topk, self.config.num_steps
         assert start is not None
         out = self._step(batch, batch.bonus_tokens, start.hidden_states)
@@ -83,7 +82,6 @@ class FrozenKVWorker(SpecWorker):
             out = self._step(batch, ids, hidden)
             topk_p, topk_index, law = propose(batch, out.logits, i + 1, self.config, self.draft_runner)
             laws.append(law)
-        # endregion seed_and_loop
         no_slots = topk_index[:0].new_zeros(len(batch), k, 0)
         return candidates_of(levels, laws, no_slots)
 

@@ -117,7 +117,6 @@ class MultiLayerWorker(SpecWorker):
         laws = torch.zeros(*ids.shape, self.target.vocab_size, device=ids.device)
         return DraftInput(ids.float(), ids, ids[:, :0], laws if self.config.drafts_are_drawn else None)
 
-    # region guess_in_extend
     def _guess(self, batch: RunningBatch, hidden_states: Tensor, new_lens: list[int], phase: str) -> DraftInput:
         """All layers over the newest new_lens[r] cached tokens of each request, and the front rows before them.
 
@@ -155,8 +154,6 @@ class MultiLayerWorker(SpecWorker):
             hidden_states.new_zeros(len(batch), 0),  # nothing goes on from there
             torch.stack(drawn_from, dim=1) if drawn_from else None,
         )
-
-    # endregion guess_in_extend
 
     def _with_front(
         self, batch: RunningBatch, hidden_states: Tensor, new_lens: list[int], lens: list[int], last_rows: Tensor
