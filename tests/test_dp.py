@@ -135,6 +135,24 @@ def test_ranks_with_no_one_and_many_requests(spec: SpecConfig | None) -> None:
     assert {step.mode for step in steps} == {EXTEND, DECODE}
 
 
+def test_spec_v2_in_step() -> None:
+    """The ranks agree on each step before it, so none launches a round ahead. What was launched before is looked at."""
+    spec, prompts, params = replace(SPEC, algorithm="eagle-v2"), prompts_of([0, 2, 1]), budgets_of([], [9, 4], [6])
+    _, engines = served(spec, prompts, params, max_running=3)
+    stream = engines[1].stream([3, 1], SamplingParams(max_new_tokens=40))
+    said = next(stream).token_ids + next(stream).token_ids
+    assert engines[1].scheduler.in_flight
+    dropped = engines[1].stats.dropped_request_rounds
+    alone = [scripted("cpu", spec).generate(theirs, budgets) for theirs, budgets in zip(prompts, params, strict=True)]
+    assert in_threads(engines, prompts, params).generations == alone
+    assert engines[1].stats.dropped_request_rounds == dropped
+    said += [token for block in stream for token in block.token_ids]
+    (expected,) = scripted("cpu", spec).generate([[3, 1]], SamplingParams(max_new_tokens=40))
+    assert said == expected.token_ids
+    for engine in engines:
+        assert_all_free(engine)
+
+
 @settings(max_examples=25)
 @given(st.data())
 def test_any_mix_stays_in_step(data: st.DataObject) -> None:
