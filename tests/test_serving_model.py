@@ -22,6 +22,7 @@ from refspec.contracts import DraftInput
 from refspec.engine.scheduler import Scheduler
 from refspec.requests.request import Request, RunningBatch
 from refspec.requests.sampling import BatchSampling
+from refspec.workers.eagle_v2 import EagleWorkerV2
 
 SEED = st.integers(0, 2**32 - 1)
 seen = Counter[str]()
@@ -205,6 +206,28 @@ def the_failed_keep_their_slots(patch: Patch) -> None:
     patch.setattr(Scheduler, "_give_up", lambda self, requests: original(self, {*self._holders(), *self.waiting}))
 
 
+def the_prompt_of_one_that_ends_with_it_is_cached(patch: Patch) -> None:
+    """No draft has read it: v2 has read every other newest block."""
+    patch.setattr(EagleWorkerV2, "written_len", lambda self, request: request.kv_len)
+
+
+def one_that_has_ended_leaves_twice(patch: Patch) -> None:
+    original = Scheduler._release
+
+    def release(self: Scheduler, request: Request) -> None:
+        original(self, request)
+        if request in self.leaving and request.finish_reason != "abort":
+            self.leaving.append(request)
+
+    patch.setattr(Scheduler, "_release", release)
+
+
+# Of v2 alone.
+FAULTS_OF_V2 = {
+    the_prompt_of_one_that_ends_with_it_is_cached: {"_check_pools"},
+    one_that_has_ended_leaves_twice: {"check", "_check_that_it_leaves"},
+}
+
 # Each with the functions that may complain, the first to notice.
 FAULTS = {
     retraction_forgets_the_newest_token: {"_check_request"},
@@ -224,13 +247,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "where"), FAULTS.items(), ids=[fault.__name__ for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("fault", "where"), (FAULTS | FAULTS_OF_V2).items(), ids=[fault.__name__ for fault in (*FAULTS, *FAULTS_OF_V2)]
+)
 def test_a_fault_is_noticed(fault: Callable[[Patch], None], where: set[str], monkeypatch: Patch) -> None:
     """In one of the first shapes, within so many steps of each."""
 
     def drive_all() -> None:
         for seed in (24, 8, *range(60)):  # two that see what few do, and whatever comes
-            drive(Shape.drawn(seed), actions_of(random.Random(seed)), 80)
+            algorithm = "eagle-v2" if fault in FAULTS_OF_V2 else "eagle"
+            drive(Shape.drawn(seed, algorithm), actions_of(random.Random(seed)), 80)
 
     fault(monkeypatch)
     with pytest.raises(AssertionError) as noticed:

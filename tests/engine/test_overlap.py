@@ -295,7 +295,8 @@ def test_the_next_round_is_launched_before_the_last_is_looked_at(spec: SpecConfi
 
 
 def test_a_pool_without_room_for_two_rounds_is_looked_at_first(monkeypatch: Patch) -> None:
-    engine = engine_of(kv_slots=CHAIN.round_end(3 + 18))
+    wrong = ScriptedModel(random_logits(VOCAB, salt=5), VOCAB)  # short steps towards the pool's end
+    engine = Engine(TARGET, wrong, CHAIN, kv_slots=CHAIN.round_end(3 + 18))
     with diary(engine, monkeypatch) as events:
         (generation,), _ = generate_watched(engine, [[1, 2, 3]], SamplingParams(20))
     assert len(generation.token_ids) == 20

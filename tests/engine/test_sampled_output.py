@@ -41,6 +41,7 @@ WAYS: dict[str, SpecConfig | None] = {
     "target_only k=2": TREE,
     "rejection": REJECTION,
     "block": BLOCK,
+    "v2": replace(TREE, algorithm="eagle-v2"),
 }
 EACH_WAY = pytest.mark.parametrize("spec", WAYS.values(), ids=WAYS)
 SPECULATIVE = pytest.mark.parametrize("spec", list(WAYS.values())[1:], ids=list(WAYS)[1:])
