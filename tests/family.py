@@ -23,6 +23,7 @@ SCRIPTED: dict[str, DraftOf] = {
     "standalone": ScriptedModel,
 }
 CHAINS_ONLY = {"multi-layer"}  # k = 1 and N = S + 1
+NO_DRAFT_KV = {"frozen-kv", "multi-layer"}  # in a loop, so that exact_branch_kv means nothing
 SEES_THE_END = {"multi-layer"}  # but not the whole text: layer i is not shown the first i tokens
 
 
@@ -30,6 +31,8 @@ def of(algorithm: str, spec: SpecConfig) -> SpecConfig:
     """The nearest config that the algorithm takes."""
     if algorithm in CHAINS_ONLY:
         spec = replace(spec, topk=1, num_draft_tokens=spec.num_steps + 1)
+    if algorithm in NO_DRAFT_KV:
+        spec = replace(spec, exact_branch_kv=False)
     return replace(spec, algorithm=algorithm)
 
 

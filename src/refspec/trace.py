@@ -48,9 +48,15 @@ class TreeRequest(_Event):
     accepted_rows: list[int]  # the path that the walk took, root first
     committed: list[int]  # tokens appended to the output, bonus last unless a stop cut the block
     finish_reason: str | None
-    draft_slots: list[list[int]]  # [branch][step], free again before verify
+    draft_slots: list[list[int]]  # [branch][step], free again before verify; branches without any where none are taken
     verify_slots: list[int]  # one for each row, and then those of rows that were left out
     kept_slots: list[int]  # those of the committed path
+
+    @property
+    def levels(self) -> int:
+        """Levels that were drafted: k candidates are from the first, k² from each of the others. 0: looked up."""
+        k = len(self.draft_slots)
+        return 1 + (len(self.candidates) - k) // k**2 if k else 0
 
 
 class Round(_Event):

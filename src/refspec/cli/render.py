@@ -93,7 +93,7 @@ class RoundView:
         # Guesses that were looked up have no levels: then it is their longest path that could have been accepted.
         self.topk, self.num_steps = len(tree.draft_slots), max(self.depths)
         if tree.draft_slots:
-            self.num_steps = len(tree.draft_slots[0])
+            self.num_steps = tree.levels
         self.fates = [self._fate(row) for row in range(len(tree.parents))]
         # A stop or the budget may have cut the block that the walk accepted; then the bonus is not in it.
         self.was_cut = len(tree.committed) < len(tree.accepted_rows)
@@ -256,11 +256,12 @@ class RoundView:
         facts = Table.grid(padding=(0, 2, 0, 0))
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column()
-        if drafted:
+        if tree.draft_slots:
             facts.add_row("candidates", f"{scored}, {len(tree.kept)} kept")
-            facts.add_row("draft slots", f"{len(drafted)}, until verify: {ranges(drafted, glyphs)}")
         else:
             facts.add_row("candidates", f"{len(tree.candidates)} looked up, all kept")
+        if drafted:
+            facts.add_row("draft slots", f"{len(drafted)}, until verify: {ranges(drafted, glyphs)}")
         facts.add_row("verify slots", f"{len(tree.verify_slots)}: {ranges(tree.verify_slots, glyphs)}")
         kept = f"{len(tree.kept_slots)} kept" + (", moved to the front" if moved else "")
         facts.add_row("", f"{kept}: {ranges(tree.kept_slots, glyphs)}")

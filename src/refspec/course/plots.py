@@ -67,7 +67,7 @@ def row_labels(tree: TreeRequest, vocabulary: Mapping[int, str]) -> list[str]:
 
 def draw_pool(ax: Axes, tree: TreeRequest) -> None:
     """All candidates: the probability of the path to each, level by level; those that the tree keeps are filled."""
-    topk, num_steps = len(tree.draft_slots), len(tree.draft_slots[0])
+    topk, num_steps = len(tree.draft_slots), tree.levels
     scores = np.array([candidate.score for candidate in tree.candidates])
     first_of_level = [0, *(topk + level * topk**2 for level in range(num_steps))]
     place = np.empty(len(scores))

@@ -422,8 +422,14 @@ BUILT_IN = {
         _built_in("eagle-v2", _eagle_v2, "tiny-eagle"),
         _built_in("eagle3", _eagle3, "tiny-eagle3", adaptive=True),
         _built_in("mtp", _mtp, "tiny-mtp", adaptive=True),
-        _built_in("multi-layer", _multi_layer, "tiny-mtp", defaults={"topk": 1}, fixed=("topk", "num_draft_tokens")),
-        _built_in("frozen-kv", _frozen_kv, "tiny-frozen-kv"),
+        _built_in(
+            "multi-layer",
+            _multi_layer,
+            "tiny-mtp",
+            defaults={"topk": 1},
+            fixed=("topk", "num_draft_tokens", "exact_branch_kv"),
+        ),
+        _built_in("frozen-kv", _frozen_kv, "tiny-frozen-kv", fixed=("exact_branch_kv",)),
         _built_in("standalone", _standalone, "tiny-standalone"),
         _built_in("ngram", _ngram, fixed=OF_A_DRAFT_MODEL),
     )
