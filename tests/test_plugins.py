@@ -186,6 +186,11 @@ def test_the_example_takes_no_draft(example: Path) -> None:
             "from refspec.workers.registry import Algorithm\nALGORITHM = Algorithm('fast', '', print)",
             "which is an Algorithm of another name, 'fast'",
         ),
+        (
+            "other:ALGORITHM",
+            "from refspec.workers.registry import Algorithm\nALGORITHM = Algorithm('slow', '', print, fixed=('k',))",
+            "which speaks of 'k', but SpecConfig has no such field",
+        ),
         ("nowhere:ALGORITHM", "", "ModuleNotFoundError: No module named 'nowhere'"),
     ],
 )
@@ -201,6 +206,13 @@ def test_a_broken_package_is_one_line(
     assert run("generate", "--help")[0] == 0  # nothing of it is imported for that
     with pytest.raises(ValueError, match="slow-drafts"):
         Engine(loop_of(3), spec=SpecConfig("slow"))
+
+
+def test_a_package_that_builds_no_worker(site: Path) -> None:
+    module = "from refspec.workers.registry import Algorithm\nALGORITHM = Algorithm('slow', '', lambda setup: 5)"
+    install(site, "slow-drafts", {"slow": "other:ALGORITHM"}, {"other": module})
+    status, out, err = run("generate", "x", "--algorithm", "slow")
+    assert (status, out, err) == (1, "", "refspec: algorithm slow has built 5, which is no Worker\n")
 
 
 def test_two_packages_with_one_name(example: Path) -> None:

@@ -192,6 +192,8 @@ class Engine:
                     note=self.notes.append,
                 )
             )
+            if not isinstance(worker, Worker):
+                raise ValueError(f"algorithm {spec.algorithm} has built {worker!r}, which is no Worker")
             _refuse_branching_state(worker, spec)
         cache = PrefixCache(self.allocator, worker.reads_ahead) if prefix_cache else None
         policy = RETRACTION_POLICIES[retraction]

@@ -17,7 +17,7 @@ Source: SGLang: python/sglang/srt/speculative/spec_registry.py @0.5.23
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -233,6 +233,9 @@ def find_algorithm(name: str) -> Algorithm:
         raise ValueError(f"{origin}, which is no Algorithm of refspec.workers.registry but {algorithm!r}")
     if algorithm.name != name:
         raise ValueError(f"{origin}, which is an Algorithm of another name, {algorithm.name!r}")
+    unknown = {*algorithm.defaults, *algorithm.fixed} - {each.name for each in fields(SpecConfig)}
+    if unknown:
+        raise ValueError(f"{origin}, which speaks of {min(unknown)!r}, but SpecConfig has no such field")
     return algorithm
 
 
