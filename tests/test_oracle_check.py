@@ -297,8 +297,12 @@ def test_what_an_opinion_prints_does_not_get_among_its_answers(jury: Jury, descr
 def test_several_teams_give_the_same_report(jury: Jury, describe: Describe, monkeypatch: pytest.MonkeyPatch) -> None:
     module = describe("def triton_answer(x): return {'y': torch.where(x > 6, 0, x + 1)}")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with Jury(jury.folders, jobs=2) as two:
-        assert report_on(module, two, cases=12) == report_on(module, jury, cases=12)
+    alone = report_on(module, jury, cases=12)
+    assert len(Jury(jury.folders, jobs=2).teams) == 2  # whose processes would be started now
+    with Jury(jury.folders, jobs=1) as other:
+        monkeypatch.setattr(jury, "teams", [*jury.teams, *other.teams])
+        monkeypatch.setattr(jury, "jobs", 2)
+        assert report_on(module, jury, cases=12) == alone
 
 
 def test_an_interruption_ends_all_processes_at_once(

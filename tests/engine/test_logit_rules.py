@@ -427,7 +427,7 @@ def test_what_was_counted_once_is_not_counted_again() -> None:
 
 # --- sampled ------------------------------------------------------------------------------------------------------
 
-SEEDS, AT_ONCE = 600, 200
+SEEDS, AT_ONCE = 600, 60
 PLAUSIBLE, BENT = 1e-5, 1e-9  # as in test_sampled_output.py, and as there, seeds were not chosen
 # Markov chains over four tokens: what the target, and the draft, say after each of them.
 TARGET = [[0.40, 0.30, 0.20, 0.10], [0.05, 0.15, 0.20, 0.60], [0.35, 0.15, 0.45, 0.05], [0.0, 0.7, 0.2, 0.1]]
