@@ -5,8 +5,9 @@ for no batch, and so takes the general path. They draft, accept and commit the s
 models are stand-ins, whose time is taken off, since forwards are the same on both paths.
 
 A machine's speed drifts, so nothing is compared across time: in each turn all engines take one round, in an order that
-is drawn anew, and what is reported is the median of the turns' ratios. Operations are counted in one round more: those
-of refspec.kernels, each of which is a launch or two on a GPU, and those of torch, the stand-ins' few among them.
+is drawn anew. Each part of a round is given by its median over the turns, as there. Operations are counted in one round
+more: those of refspec.kernels, each of which is a launch or two on a GPU, and those of torch, the stand-ins' few among
+them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from refspec.bench.host_overhead import WARM_UP, EngineOfStandIns, no_garbage_collection
+from refspec.bench.host_overhead import WARM_UP, Cell, EngineOfStandIns, TimedRound, no_garbage_collection
 from refspec.config import SpecConfig
 from refspec.engine.engine import resolve_device
 from refspec.kernels.backend import resolve_backend
@@ -45,10 +45,10 @@ class Saving:
     batch: int
     kernel_calls: dict[str, int]  # of a round
     torch_operations: dict[str, int]  # of a round, in the backend that was measured
-    milliseconds: dict[str, float]  # of drafting and making the tree, outside the forwards: medians
-    ratio: float  # of these, fast / general: the median of the turns' ratios
-    ratio_quartiles: tuple[float, float]
-    round_ratio: float  # of whole rounds outside the forwards
+    milliseconds: dict[str, float]  # of drafting and making the tree, outside the forwards
+    ratio: float  # of these, fast / general
+    round_milliseconds: dict[str, float]  # of the whole round, outside the forwards
+    round_ratio: float
 
 
 class OperationCounter(TorchDispatchMode):
@@ -78,33 +78,33 @@ def bench_chain(
         (s, batch, path): engine_of(s, batch, path, turns, place, backend)
         for s, batch, path in product(steps, batches, PATHS)
     }
-    timed: dict[tuple[int, int, str], list[tuple[float, float]]] = {key: [] for key in engines}
+    timed: dict[tuple[int, int, str], list[TimedRound]] = {key: [] for key in engines}
     order, shuffle = list(engines), random.Random(0).shuffle
     with no_garbage_collection():
         for turn in range(-WARM_UP, turns):
             shuffle(order)
             for key in order:
-                parts, _ = engines[key].timed_round()
+                round_ = engines[key].timed_round()
                 if turn >= 0:
-                    timed[key].append((parts["draft"] + parts["tree"], sum(parts.values())))
+                    timed[key].append(round_)
             progress(turn + WARM_UP + 1, WARM_UP + turns)
 
     savings = []
     for s, batch in product(steps, batches):
         counts = {path: count_operations(engines[s, batch, path]) for path in PATHS}
-        general, fast = (timed[s, batch, path] for path in PATHS)
-        ratios = [mine[0] / theirs[0] for mine, theirs in zip(fast, general, strict=True)]
-        quartiles = quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+        cells = {path: Cell.of(CONTEXT, batch, timed[s, batch, path]) for path in PATHS}
+        parts = {path: cell.by_phase["draft"] + cell.by_phase["tree"] for path, cell in cells.items()}
+        rounds = {path: cell.milliseconds for path, cell in cells.items()}
         savings.append(
             Saving(
                 steps=s,
                 batch=batch,
                 kernel_calls={path: kernel_calls for path, (kernel_calls, _) in counts.items()},
                 torch_operations={path: operations for path, (_, operations) in counts.items()},
-                milliseconds={path: median(part for part, _ in timed[s, batch, path]) for path in PATHS},
-                ratio=median(ratios),
-                ratio_quartiles=(quartiles[0], quartiles[2]),
-                round_ratio=median(mine[1] / theirs[1] for mine, theirs in zip(fast, general, strict=True)),
+                milliseconds=parts,
+                ratio=parts["fast"] / parts["general"],
+                round_milliseconds=rounds,
+                round_ratio=rounds["fast"] / rounds["general"],
             )
         )
     return {

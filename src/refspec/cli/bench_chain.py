@@ -53,8 +53,8 @@ def show(report: dict[str, Any]) -> None:
         f"threads: {report['threads']}."
     )
     table = Table(
-        caption=f"Host time outside the forwards, of drafting and making the tree: medians of {report['turns']} turns; "
-        "ratio: short cut / general path, each turn's taken side by side. round: the same of whole rounds."
+        caption=f"ms: host time outside the forwards, of drafting and making the tree; medians of {report['turns']} "
+        "turns, taken side by side. ratio: short cut / general path. round: the same of whole rounds."
     )
     for column in ("S", "batch", "kernel calls", "torch operations", "ms", "ratio", "round"):
         table.add_column(column, justify="right")
