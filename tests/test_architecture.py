@@ -143,7 +143,7 @@ def test_the_round_can_be_read_in_one_sitting() -> None:
         todo += [m for m in IMPORTS[module] if m.startswith("refspec.spec.") and m not in files | later]
     assert {"refspec.spec.draft", "refspec.spec.tree", "refspec.spec.verify", "refspec.spec.commit"} < files
     lines = sum(len(MODULES[module].read_text(encoding="utf-8").splitlines()) for module in files)
-    assert lines <= 790
+    assert lines <= 830
 
 
 def undocumented(file: Path) -> Iterator[str]:

@@ -20,8 +20,7 @@ from refspec.memory.kv_pool import DSALayout, DSATokenToKVPool
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch
 from refspec.runtime.runner import ModelRunner, PoolAttention
-from refspec.spec.extend import extend_after_verify
-from refspec.workers.eagle_v2 import EagleWorkerV2
+from refspec.spec.extend import extend_after_verify, extend_all_rows
 
 CPU, F64 = torch.device("cpu"), torch.float64
 SPEC = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6)
@@ -75,8 +74,7 @@ def test_PAGE_08_the_carried_choice_is_that_of_the_newest_kept_row(algorithm: st
         batch = extend_after_verify(RunningBatch.of(requests, table), verified, done, runner, config)
     else:
         batch = RunningBatch.of(requests, table)
-        worker: Any = SimpleNamespace(config=config, draft_runner=runner)
-        EagleWorkerV2.extend_all_rows(worker, batch, verified, torch.tensor(kept_lens).int())
+        extend_all_rows(batch, verified, torch.tensor(kept_lens).int(), runner, config)
     assert batch.draft_input is not None
     assert batch.draft_input.selection is not None
     carried = batch.draft_input.selection[:, 0].tolist()

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from serving_faults import PAIRS, TREE, accept_lens_alone, complaints_about, what_shows
 from torch import Tensor
 
+import refspec.spec.commit as commit
+import refspec.spec.extend as extend
 import refspec.workers.eagle_v2 as eagle_v2
 from refspec import SpecConfig
 from refspec.contracts import VerifyOutput
 from refspec.engine.scheduler import Scheduler
 from refspec.requests.request import RunningBatch
 from refspec.workers.base import RoundInFlight
-from refspec.workers.eagle_v2 import EagleWorkerV2
 
 Patch = pytest.MonkeyPatch
 V2 = replace(TREE, algorithm="eagle-v2")
@@ -25,8 +27,8 @@ V2 = replace(TREE, algorithm="eagle-v2")
 
 def change_extend(patch: Patch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> None:
     """Tamper with its positions, its tokens, its last rows."""
-    original = eagle_v2.padded_extend_inputs
-    patch.setattr(eagle_v2, "padded_extend_inputs", lambda *arguments: change(*original(*arguments)))
+    original = extend.padded_extend_inputs
+    patch.setattr(extend, "padded_extend_inputs", lambda *arguments: change(*original(*arguments)))
 
 
 def extend_positions_one_ahead(patch: Patch) -> None:
@@ -43,29 +45,29 @@ def the_next_round_starts_from_the_last_row_of_all(patch: Patch) -> None:
 
 
 def hidden_states_stay_where_they_were(patch: Patch) -> None:
-    original = EagleWorkerV2.compact
+    original = eagle_v2.bring_paths_to_front
 
-    def compact(self: EagleWorkerV2, verified: VerifyOutput) -> None:
+    def compact(verified: VerifyOutput, *others: Any) -> None:
         hidden = verified.hidden_states
-        original(self, verified)
+        original(verified, *others)
         verified.hidden_states = hidden
 
-    patch.setattr(EagleWorkerV2, "compact", compact)
+    patch.setattr(eagle_v2, "bring_paths_to_front", compact)
 
 
 def predict_stays_where_it_was(patch: Patch) -> None:
-    original = EagleWorkerV2.compact
+    original = eagle_v2.bring_paths_to_front
 
-    def compact(self: EagleWorkerV2, verified: VerifyOutput) -> None:
+    def compact(verified: VerifyOutput, *others: Any) -> None:
         predict = verified.predict
-        original(self, verified)
+        original(verified, *others)
         verified.predict = predict
 
-    patch.setattr(EagleWorkerV2, "compact", compact)
+    patch.setattr(eagle_v2, "bring_paths_to_front", compact)
 
 
 def keys_and_values_stay_where_they_were(patch: Patch) -> None:
-    patch.setattr(eagle_v2, "move_kv_cache", lambda *arguments: None)
+    patch.setattr(commit, "move_kv_cache", lambda *arguments: None)
 
 
 def room_for_the_tree_alone_is_reserved(patch: Patch) -> None:

@@ -14,7 +14,13 @@ import torch
 
 from refspec.config import SpecConfig
 from refspec.contracts import CommitOutput, VerifyOutput
-from refspec.kernels import align_evict_mask_to_page_size, assign_req_to_token, compact_to_front, move_kv_cache
+from refspec.kernels import (
+    align_evict_mask_to_page_size,
+    assign_req_to_token,
+    compact_to_front,
+    compaction_moves,
+    move_kv_cache,
+)
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.finish import append_tokens
 from refspec.requests.logprobs import append_logprobs
@@ -77,13 +83,16 @@ def compact(
     a kernel that reads whole pages) counts on that. On a chain the kept rows are the first ones anyway, and with
     pages of one token the request table alone puts them in order.
     """
-    n, paths = config.num_draft_tokens, verified.accept_index[:, : config.num_draft_tokens].contiguous()
-    front = [list(range(r * n, r * n + len(rows))) for r, rows in enumerate(kept_rows)]
-    new, old = (
-        torch.tensor([row for rows in of_requests for row in rows], dtype=torch.int64, device=paths.device)
-        for of_requests in (front, kept_rows)
-    )
-    move_kv_cache(target_runner.pool, verified.out_slots[new], verified.out_slots[old])
+    bring_paths_to_front(verified, target_runner, config)
+    n = config.num_draft_tokens
+    return [list(range(r * n, r * n + len(rows))) for r, rows in enumerate(kept_rows)]
+
+
+def bring_paths_to_front(verified: VerifyOutput, target_runner: ModelRunner, config: SpecConfig) -> None:
+    """Compaction on the device, whatever the host will keep: all accepted rows. On a chain there is nothing to move."""
+    if config.is_chain:
+        return
+    paths = verified.accept_index[:, : config.num_draft_tokens].contiguous()  # N rows hold no longer path
+    move_kv_cache(target_runner.pool, *compaction_moves(paths, verified.out_slots))
     verified.predict = compact_to_front(verified.predict, paths)
     verified.hidden_states = compact_to_front(verified.hidden_states, paths)
-    return front

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from refspec.config import SpecConfig
-from refspec.contracts import CommitOutput, DraftInput, VerifyOutput
+from refspec.contracts import CommitOutput, DraftInput, ForwardBatch, VerifyOutput
+from refspec.kernels import padded_extend_inputs
 from refspec.requests.request import RunningBatch
-from refspec.runtime.rows import causal_batch
+from refspec.runtime.rows import causal_batch, causal_mask
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import propose
 
@@ -83,3 +84,36 @@ def extend(
     topk_p, topk_index, law = propose(batch, out.logits, 0, config, draft_runner)
     batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law, out.selection)
     # endregion extend_rows
+
+
+def extend_all_rows(
+    batch: RunningBatch, verified: VerifyOutput, accept_lens: Tensor, draft_runner: ModelRunner, config: SpecConfig
+) -> None:
+    """The extend in which each request has N rows, whatever it accepted: spec v2's.
+
+    The rows behind the accepted ones are run for nothing; what the draft says behind the last accepted one begins the
+    next round. accept_lens i32 (b), on the device; the accepted rows stand in front. Afterwards the batch stands behind
+    the round: seq_lens, bonus_tokens and draft_input are what the device will find. Nothing waits for it.
+
+    Source: SGLang: python/sglang/srt/speculative/eagle_worker_v2.py:EagleDraftWorker._draft_extend_for_decode @0.5.23
+    """
+    b, n = len(batch), config.num_draft_tokens
+    positions, next_tokens, last_rows = padded_extend_inputs(batch.seq_lens, accept_lens, verified.predict, n)
+    rows = ForwardBatch(
+        input_ids=next_tokens,
+        positions=positions,
+        out_slots=verified.out_slots,
+        q_lens=[n] * b,
+        req_to_token=batch.req_to_token,
+        rows=batch.rows,
+        prefix_lens=batch.prefix_lens,
+        tail_slots=verified.out_slots.view(b, n),
+        tail_mask=causal_mask([n] * b, positions.device),
+        hidden_states=verified.hidden_states,
+        lens=batch.lens,
+    )
+    out = draft_runner.forward(rows, "extend", last_rows)
+    batch.seq_lens = batch.seq_lens + accept_lens
+    batch.bonus_tokens = next_tokens[last_rows]
+    topk_p, topk_index, law = propose(batch, out.logits, 0, config, draft_runner)
+    batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law, out.selection)

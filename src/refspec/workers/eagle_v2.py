@@ -11,7 +11,7 @@ So a round must be launched without knowing what the last one accepted:
   next one need not reserve.
 - **Shapes are the same whatever was accepted.** The extend runs all N rows of each request, those behind the accepted
   ones for nothing. And since a token's slot is now its position's, the accepted path has to *move*: to the front of its
-  N rows, keys and values, `predict` and hidden states (`compact`). On a chain it stands there already.
+  N rows, keys and values, `predict` and hidden states. On a chain it stands there already.
 - **Who ends is known one round late.** That request's part of the round in flight is dropped, and its slots stay its
   own until the round is over.
 
@@ -33,23 +33,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from refspec.contracts import Candidates, CommitOutput, DraftInput, ForwardBatch, ForwardMode, VerifyInput, VerifyOutput
+from refspec.contracts import Candidates, CommitOutput, ForwardMode, VerifyInput, VerifyOutput
 from refspec.kernels import (
     assign_extend_cache_locs,
     assign_req_to_token,
-    compact_to_front,
-    compaction_moves,
-    move_kv_cache,
-    padded_extend_inputs,
 )
 from refspec.memory.to_device import to_device
 from refspec.requests.finish import append_tokens
 from refspec.requests.logprobs import append_logprobs
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.futures import Futures
-from refspec.runtime.rows import causal_mask
 from refspec.runtime.runner import require_finite_logits
-from refspec.spec.draft import propose, reserved_branches
+from refspec.spec.commit import bring_paths_to_front
+from refspec.spec.draft import reserved_branches
+from refspec.spec.extend import extend_all_rows
 from refspec.spec.verify import judge
 from refspec.workers.base import Observer, RoundInFlight
 from refspec.workers.eagle_v1 import EagleWorkerV1
@@ -110,11 +107,11 @@ class EagleWorkerV2(EagleWorkerV1):
                 verified.logits = verified.logits.clone()  # the next replay of a graph may write over them
         with self.phase("compact"):
             accept_lens = verified.accept_token_num + 1
-            self.compact(verified)
+            bring_paths_to_front(verified, self.target, self.config)
             results = {"predict": verified.predict, "accept_lens": accept_lens, "paths": verified.accept_index}
             futures = Futures({**results, "finite": verified.finite})
         with self.phase("extend"):
-            self.extend_all_rows(batch, verified, accept_lens)
+            extend_all_rows(batch, verified, accept_lens, self.draft_runner, self.config)
         for request in batch.requests:
             request.in_flight_tokens += self.config.longest_path
         if recorder:
@@ -181,41 +178,6 @@ class EagleWorkerV2(EagleWorkerV1):
         return assign_extend_cache_locs(
             batch.req_to_token, batch.rows, batch.seq_lens, batch.seq_lens + n, len(batch) * n
         )
-
-    def compact(self, verified: VerifyOutput) -> None:
-        """Bring the accepted path of each request to the front of its N rows. Where k = 1 it is there."""
-        if self.config.is_chain:
-            return
-        paths = verified.accept_index[:, : self.config.num_draft_tokens].contiguous()  # N rows hold no longer path
-        move_kv_cache(self.target.pool, *compaction_moves(paths, verified.out_slots))
-        verified.predict = compact_to_front(verified.predict, paths)
-        verified.hidden_states = compact_to_front(verified.hidden_states, paths)
-
-    def extend_all_rows(self, batch: RunningBatch, verified: VerifyOutput, accept_lens: Tensor) -> None:
-        """The draft reads all N rows of each request; what it says behind the last accepted one begins the next round.
-
-        accept_lens i32 (b). Afterwards the batch stands behind the round, on the device.
-        """
-        b, n = len(batch), self.config.num_draft_tokens
-        positions, next_tokens, last_rows = padded_extend_inputs(batch.seq_lens, accept_lens, verified.predict, n)
-        rows = ForwardBatch(
-            input_ids=next_tokens,
-            positions=positions,
-            out_slots=verified.out_slots,
-            q_lens=[n] * b,
-            req_to_token=batch.req_to_token,
-            rows=batch.rows,
-            prefix_lens=batch.prefix_lens,
-            tail_slots=verified.out_slots.view(b, n),
-            tail_mask=causal_mask([n] * b, positions.device),
-            hidden_states=verified.hidden_states,
-            lens=batch.lens,
-        )
-        out = self.draft_runner.forward(rows, "extend", last_rows)
-        batch.seq_lens = batch.seq_lens + accept_lens
-        batch.bonus_tokens = next_tokens[last_rows]
-        topk_p, topk_index, law = propose(batch, out.logits, 0, self.config, self.draft_runner)
-        batch.draft_input = DraftInput(topk_p, topk_index, out.hidden_states[last_rows], law, out.selection)
 
     def _round_ends(self, kv_lens: Sequence[int], held_lens: Sequence[int]) -> list[int]:
         """Up to where each request must have slots before a round; it never gives any back."""
