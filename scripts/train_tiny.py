@@ -5,7 +5,8 @@
     python scripts/train_tiny.py publish                # measure, then write src/refspec/models/tiny
 
 The stages, in their order: target, unloop, write, eagle, joint, standalone, publish; then, for the target as `publish`
-has left it, which stays as it is: write-again, eagle3, mtp, frozen-kv, publish-drafts.
+has left it, which stays as it is: write-again, eagle3, mtp, frozen-kv, publish-drafts; and
+measure-drafts.
 
 The corpus is the Python standard library that comes with the interpreter, without its tests, so no download
 is needed. Every stage keeps a checkpoint in the work folder after every few minutes, draws its batches from
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.bench.engine import LOOP_THRESHOLD, SHAPES, distinct_4gram_ratio
-from refspec.models.checkpoint import SHIPPED_FOLDER, load_eagle, load_target, save_checkpoint
+from refspec.models.checkpoint import SHIPPED_FOLDER, load_eagle, load_target, load_tokenizer, save_checkpoint
 from refspec.models.eagle import EagleHead
 from refspec.models.eagle3 import Eagle3Config, Eagle3Head, FusedTarget
 from refspec.models.frozen_kv import FrozenKVAssistant
@@ -864,7 +865,7 @@ def rebuild_eagle(head: Eagle3Head, fused: FusedTarget, scale: Tensor, work: Pat
 
 
 @app.command()
-def eagle3(steps: int = 300, work: WorkFolder = Path("build/train_tiny")) -> None:
+def eagle3(steps: int = 700, work: WorkFolder = Path("build/train_tiny")) -> None:
     """The EAGLE-3 head, which begins as the EAGLE head in another form."""
     torch.manual_seed(SEED)
     model = shipped_target()
@@ -908,7 +909,7 @@ def start_from_eagle(draft: MTPLayer | FrozenKVAssistant, model: LlamaForCausalL
 
 
 @app.command()
-def mtp(steps: int = 500, work: WorkFolder = Path("build/train_tiny")) -> None:
+def mtp(steps: int = 600, work: WorkFolder = Path("build/train_tiny")) -> None:
     """Three MTP layers, which begin as copies of the EAGLE head."""
     torch.manual_seed(SEED)
     model = shipped_target()
@@ -963,19 +964,34 @@ def held_out_prompts(tokenizer: Tokenizer, count: int, length: int = 64) -> list
     return prompts
 
 
+MEASURED = SamplingParams(max_new_tokens=128, ignore_eos=True)
+
+
+def loopless(target: Path | str, prompts: list[list[int]]) -> tuple[list[float], list[list[int]]]:
+    """Distinct 4-grams in the target's greedy text, their share after each prompt; and the prompts that do not loop."""
+    ratios = [distinct_4gram_ratio(output.token_ids) for output in Engine(target).generate(prompts, MEASURED)]
+    return ratios, [prompt for prompt, ratio in zip(prompts, ratios, strict=True) if ratio > LOOP_THRESHOLD]
+
+
+def accept_length(target: Path | str, draft: Path | None, spec: SpecConfig, prompts: list[list[int]]) -> float:
+    """Tokens for each round, bonus included: the mean over the prompts of each one's mean."""
+    outputs = Engine(target, draft, spec, kv_slots=32768).generate(prompts, MEASURED)
+    return sum(sum(output.accept_lens) / len(output.accept_lens) for output in outputs) / len(outputs)
+
+
 def measure(target_folder: Path, draft_folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
     """Loops of the target's greedy text, and accept lengths on the prompts whose text does not loop."""
-    params = SamplingParams(max_new_tokens=128, ignore_eos=True)
-    plain = Engine(target_folder).generate(prompts, params)
-    ratios = [distinct_4gram_ratio(output.token_ids) for output in plain]
-    calm = [prompt for prompt, ratio in zip(prompts, ratios, strict=True) if ratio > LOOP_THRESHOLD]
-    lengths = {}
-    for exact in (False, True):
-        for k, steps, n in SHAPES:
-            spec = SpecConfig(topk=k, num_steps=steps, num_draft_tokens=n, exact_branch_kv=exact)
-            outputs = Engine(target_folder, draft_folder, spec, kv_slots=32768).generate(calm, params)
-            per_prompt = [sum(output.accept_lens) / len(output.accept_lens) for output in outputs]
-            lengths[k, steps, n, exact] = sum(per_prompt) / len(per_prompt)
+    ratios, calm = loopless(target_folder, prompts)
+    lengths = {
+        (k, steps, n, exact): accept_length(
+            target_folder,
+            draft_folder,
+            SpecConfig(topk=k, num_steps=steps, num_draft_tokens=n, exact_branch_kv=exact),
+            calm,
+        )
+        for exact in (False, True)
+        for k, steps, n in SHAPES
+    }
     return {"ratios": ratios, "calm": len(calm), "accept_lengths": lengths}
 
 
@@ -1031,6 +1047,19 @@ def publish_drafts(
             shutil.copyfile(work / f"{name}.{kind}", curves / f"{name}.{kind}")
 
 
+@app.command()
+def measure_drafts(algorithms: str = "eagle,eagle3,mtp,multi-layer,frozen-kv", count: int = 64) -> None:
+    """Print the accept lengths that the drafts' cards give, of the weights as they are shipped."""
+    tokenizer = load_tokenizer(SHIPPED_FOLDER / "target")
+    assert tokenizer
+    _, calm = loopless("tiny", held_out_prompts(tokenizer, count))
+    console.print(f"{len(calm)} of {count} prompts do not loop")
+    for algorithm in algorithms.split(","):
+        for k, steps, n in ((1, 3, 4),) if algorithm == "multi-layer" else ((1, 3, 4), *SHAPES):
+            spec = SpecConfig(algorithm=algorithm, topk=k, num_steps=steps, num_draft_tokens=n)
+            console.print(f"{algorithm} {k}, {steps}, {n}: {accept_length('tiny', None, spec, calm):.2f}")
+
+
 @app.command(name="all")
 def every_stage(work: WorkFolder = Path("build/train_tiny")) -> None:
     """All stages, one after the other; those that are done are passed over."""
@@ -1048,6 +1077,7 @@ def every_stage(work: WorkFolder = Path("build/train_tiny")) -> None:
     mtp(work=work)
     frozen_kv(work=work)
     publish_drafts(work=work)
+    measure_drafts()
 
 
 if __name__ == "__main__":

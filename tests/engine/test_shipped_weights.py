@@ -25,6 +25,13 @@ SHAPES = {
     "tree": SpecConfig(topk=4, num_steps=3, num_draft_tokens=16),
     "large tree": SpecConfig(topk=8, num_steps=5, num_draft_tokens=32),
 }
+# The other drafts of the shipped target, and the least accept length that says that they were trained for it.
+OTHERS = {
+    "eagle3": (SHAPES["tree"], 2.5),
+    "mtp": (SHAPES["tree"], 2.5),
+    "frozen-kv": (SHAPES["tree"], 2.5),
+    "multi-layer": (SpecConfig(topk=1, num_steps=3, num_draft_tokens=4), 2.2),
+}
 PROMPTS = load_prompts()[:6]
 
 
@@ -82,6 +89,19 @@ def test_float32_is_the_same_but_for_near_ties(shape: str) -> None:
     if near_ties:
         warnings.warn(f"{shape}: {near_ties} of {len(PROMPTS)} outputs parted at a near tie", stacklevel=1)
     assert near_ties < len(PROMPTS) / 2  # a few may; many would mean that the limit hides a fault
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_other_drafts_say_the_same_and_are_worth_their_cost(algorithm: str) -> None:
+    shape, at_least = OTHERS[algorithm]
+    engine = Engine(spec=replace(shape, algorithm=algorithm), device="cpu")
+    generations, _ = generate_watched(engine, PROMPTS, PARAMS)  # type: ignore[arg-type]
+    for prompt, ours, theirs in zip(PROMPTS, generations, plain(), strict=True):
+        plain_engine = engine_of(None)
+        difference = first_difference(plain_engine, plain_engine.encode(prompt), theirs.token_ids, ours.token_ids)
+        assert difference is None or difference.is_rounding, f"{prompt!r}: {difference}"
+    accept_lens = [length for done in generations if not loops(done.token_ids) for length in done.accept_lens[:-1]]
+    assert sum(accept_lens) / len(accept_lens) > at_least
 
 
 @pytest.mark.parametrize(("shape", "at_least"), [("chain", 2.2), ("tree", 2.5), ("large tree", 2.8)])
