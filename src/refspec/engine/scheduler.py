@@ -239,9 +239,10 @@ class Scheduler:
                 return None
             requests.append(self.chunked)
             left -= lens[0]
+        claimed = self._slots_to_admit(requests) if self.waiting else 0
         while self.waiting and left and len(self.running) + len(self.leaving) + len(requests) < self.max_running:
             request = self.waiting[0]
-            if request is self.refused or not self._admit(request, requests):
+            if request is self.refused or not (claimed := self._admit(request, requests, claimed)):
                 break
             del self.waiting[0]
             requests.append(request)
@@ -249,10 +250,11 @@ class Scheduler:
             left -= lens[-1]
         return RunningBatch.of(requests, self.table.req_to_token, lens) if requests else None
 
-    def _admit(self, request: Request, admitted: list[Request]) -> bool:
+    def _admit(self, request: Request, admitted: list[Request], claimed: int) -> int:
         """Give a request a row and its cached prefix, if there is room beside those `admitted` in this step already.
 
-        If there is not, and nobody is there whose end would make room, the request itself ends, "out_of_slots".
+        claimed: slots that these, and a round of all, need at most. Returns the same with the request among them; 0 if
+        there is no room. If nobody is there whose end would make room, the request itself ends, "out_of_slots".
         """
         slots, node = self.table.req_to_token[0, :0], None
         if self.cache:
@@ -263,12 +265,17 @@ class Scheduler:
             self.cache.inc_lock_ref(node)
         request.kv_len = request.written_len = request.cached_len = len(slots)
         request.cache_node = node
-        if self._make_available(self._slots_to_admit([*admitted, request])):
+        # A round of several takes no more than theirs together; only where that is too much, all are counted anew.
+        claimed += self._slots_to_read(request, request.unread_len)
+        claimed += self.worker.slots_for_round([request.kv_len + request.unread_len])
+        if claimed > self.allocator.available():
+            claimed = self._slots_to_admit([*admitted, request])
+        if self._make_available(claimed):
             request.row = self.table.alloc()
             self.table.req_to_token[request.row, : len(slots)] = slots
             request.found_tokens += len(slots)
             self.worker.stats.cached_tokens += len(slots)
-            return True
+            return claimed
         if self.cache and node:
             self.cache.dec_lock_ref(node)
         request.forget_slots()
@@ -277,7 +284,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
             self._end(request, "out_of_slots")
-        return False
+        return 0
 
     def _sort_readers(self, going_on: RunningBatch) -> None:
         """After an EXTEND: who has read all of it runs from now on; who has not is `chunked`."""

@@ -182,7 +182,8 @@ class Worker(ABC):
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """The most free slots that a round takes at one time, if its requests have kv_lens committed tokens, at most.
 
-        held_lens: up to which position each has slots; None: up to its kv_len.
+        held_lens: up to which position each has slots; None: up to its kv_len. Never more than the sum of what each
+        request's round takes alone.
         """
 
     def written_len(self, request: Request) -> int:
