@@ -179,6 +179,18 @@ def test_a_tree_has_as_many_nodes_as_there_are(options: list[str], shape: tuple[
     assert (config["topk"], config["num_steps"], config["num_draft_tokens"]) == shape
 
 
+def test_notes_are_told_in_the_words_of_options() -> None:
+    options = ["--topk", "1", "--draft-tokens", "2", "--exact-branch-kv", "--max-new-tokens", "4"]
+    status, _, err = run("generate", PROMPT, *options)
+    assert status == 0
+    exact, cut = err.splitlines()
+    assert exact.startswith("refspec: --exact-branch-kv changes nothing with --topk=1: ")
+    assert cut.startswith("refspec: --draft-tokens is 2, so that no more than 1 of a chain's 3 tokens can be accepted")
+    status, out, err = run("generate", PROMPT, *options, "--json")
+    assert (status, err) == (0, "")
+    assert [note.split()[0] for note in json.loads(out)["notes"]] == ["exact_branch_kv", "num_draft_tokens"]
+
+
 @pytest.mark.parametrize("name", [*RUNNABLE, "none"])
 def test_serve_demo_serves_by_any(name: str) -> None:
     options = ["--max-new-tokens", "6", "--algorithm", name, "--every", "1", "--dtype", "float64", "--json"]

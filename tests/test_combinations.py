@@ -65,7 +65,11 @@ def test_a_chain_may_be_cut_with_a_note(name: str, n: int) -> None:
     """SGLang would check all of it, and warn."""
     params, target = SamplingParams(max_new_tokens=20), model()
     engine = Engine(target, target, SpecConfig(name, **{**CHAIN, "num_draft_tokens": n}))
-    notes = [f"num_draft_tokens is {n}, so of a chain's 3 tokens the first {n - 1} are checked"] if n < 4 else []
+    notes = (
+        [f"num_draft_tokens is {n}, so that no more than {n - 1} of a chain's 3 tokens can be accepted"]
+        if n < 4
+        else []
+    )
     assert [note.split(", and", 1)[0] for note in engine.notes] == notes
     assert engine.generate([[1, 2]], params) != []
     assert engine.stats.accept_length == pytest.approx(n, abs=0.5)  # draft and target agree, so all of it is accepted

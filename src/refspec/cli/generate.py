@@ -21,7 +21,7 @@ from rich.text import Text
 
 from refspec.cli.algorithm import PLAIN, SPEC_FIELDS, algorithm_name, given_options, option_of, spec_of, steps_list
 from refspec.cli.command_line import UsageError, shows_progress
-from refspec.cli.option_names import option_names
+from refspec.cli.option_names import option_names, with_option_names
 from refspec.cli.record import trace_writer
 from refspec.cli.render import plural, round_views
 from refspec.cli.report import counts_table, most_telling, print_text, summary
@@ -401,7 +401,7 @@ def announce_interpreter(backend: str, as_json: bool) -> None:
 def print_notes(engine: Engine, as_json: bool) -> None:
     """On stderr, what the engine does otherwise than it was asked for. In JSON it stands beside the results."""
     for note in engine.notes if not as_json else ():
-        typer.echo(f"refspec: {note}", err=True)
+        typer.echo(f"refspec: {with_option_names(note)}", err=True)
 
 
 def _check_options(ctx: typer.Context, plain: bool, watch: bool, trace: Path | None, as_json: bool) -> None:

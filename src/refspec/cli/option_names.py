@@ -53,6 +53,10 @@ def option_names(error_type: type[ValueError]) -> Iterator[None]:
     except ValueError as error:
         if type(error) is not ValueError:
             raise
-        words = r"(?<!\w)'[^']*'|\b(?:" + "|".join(OPTIONS) + r")\b"
-        message = re.sub(words, lambda found: OPTIONS.get(found[0], found[0]), str(error))
-        raise error_type(message) from None
+        raise error_type(with_option_names(str(error))) from None
+
+
+def with_option_names(text: str) -> str:
+    """The library's words replaced by the options that set them, but for what stands in quotes."""
+    words = r"(?<!\w)'[^']*'|\b(?:" + "|".join(OPTIONS) + r")\b"
+    return re.sub(words, lambda found: OPTIONS.get(found[0], found[0]), text)

@@ -297,8 +297,8 @@ def _note_what_has_no_effect(setup: Setup) -> None:
     checked, drafted = config.num_draft_tokens - 1, config.num_steps
     if checked < drafted:
         setup.note(
-            f"num_draft_tokens is {checked + 1}, so of a chain's {drafted} tokens the first {checked} are checked, and "
-            f"rounds do without the short cut of chains: {drafted + 1} would check all"
+            f"num_draft_tokens is {checked + 1}, so that no more than {checked} of a chain's {drafted} tokens can be "
+            f"accepted, and rounds do without the short cut of chains: {drafted + 1} is for all of them"
         )
 
 
@@ -371,6 +371,7 @@ def _multi_layer(setup: Setup) -> Worker:
 
 def _frozen_kv(setup: Setup) -> Worker:
     folder, k = setup.draft_folder(), setup.config.topk
+    _note_what_has_no_effect(setup)
     draft: ServedModel = (
         load_frozen_kv(folder, setup.llama_target(), setup.dtype, setup.device) if folder else setup.draft_object()
     )
