@@ -15,7 +15,6 @@ from refspec import Engine, SamplingParams, SpecConfig
 from refspec.cli.algorithm import SPEC_FIELDS
 from refspec.cli.main import app
 from refspec.config import ALGORITHMS
-from refspec.models.checkpoint import SHIPPED, SHIPPED_FOLDER
 from refspec.workers.registry import BUILT_IN, Algorithm
 
 PROMPT = "def is_prime(n):\n"
@@ -55,17 +54,6 @@ def plain() -> list[int]:
     return generation.token_ids
 
 
-def has_weights(name: str) -> bool:
-    draft = BUILT_IN[name].shipped_draft
-    return draft is None or (SHIPPED_FOLDER / SHIPPED[draft]).is_dir()
-
-
-RUNNABLE = [
-    pytest.param(name, marks=pytest.mark.skipif(not has_weights(name), reason=f"the weights of {name} are not shipped"))
-    for name in ALGORITHMS
-]
-
-
 def leaves_open(algorithm: Algorithm, option: str) -> bool:
     try:
         algorithm.spec(**{SPEC_FIELDS[option]: UNUSUAL[option][0]})
@@ -80,7 +68,7 @@ def test_every_option_is_known_here() -> None:
         assert value not in [getattr(algorithm.spec(), SPEC_FIELDS[option]) for algorithm in BUILT_IN.values()]
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_NGR_04_unusual_options_arrive_and_the_drafter_runs(name: str, plain: list[int]) -> None:
     algorithm = BUILT_IN[name]
     # Those that want a chain come below.
@@ -100,7 +88,7 @@ def test_NGR_04_unusual_options_arrive_and_the_drafter_runs(name: str, plain: li
     assert (stats["draft_forwards"] + stats["extend_forwards"] > 0) == (algorithm.shipped_draft is not None)
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_NGR_04_options_of_chains_arrive(name: str) -> None:
     """Sampled by block verification; greedily with steps that change."""
     if not leaves_open(BUILT_IN[name], "sampler"):
@@ -116,7 +104,7 @@ def test_NGR_04_options_of_chains_arrive(name: str) -> None:
         assert config["adaptive_steps"] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_options_an_algorithm_has_what_suits_it(name: str, plain: list[int]) -> None:
     """As a library too: the config that `spec` gives is one that the engine takes."""
     printed, expected = generate("--algorithm", name), BUILT_IN[name].spec()
@@ -149,7 +137,7 @@ def test_plain_decoding_ignores_none_of_them_either(option: str) -> None:
     assert err.endswith(" with --algorithm none: it is for speculation, leave one of them out\n")
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_draft_may_be_named(name: str, plain: list[int]) -> None:
     draft = BUILT_IN[name].shipped_draft
     if draft:
@@ -191,7 +179,7 @@ def test_notes_are_told_in_the_words_of_options() -> None:
     assert [note.split()[0] for note in json.loads(out)["notes"]] == ["exact_branch_kv", "num_draft_tokens"]
 
 
-@pytest.mark.parametrize("name", [*RUNNABLE, "none"])
+@pytest.mark.parametrize("name", [*ALGORITHMS, "none"])
 def test_serve_demo_serves_by_any(name: str) -> None:
     options = ["--max-new-tokens", "6", "--algorithm", name, "--every", "1", "--dtype", "float64", "--json"]
     status, out, err = run("serve-demo", PROMPT, "import os\n", *options)
