@@ -1,4 +1,4 @@
-"""The algorithms beside EAGLE, each with a scripted draft of its own kind, all built from functions of the text."""
+"""The workers beside EAGLE's, each with a scripted draft of its own kind, all built from functions of the text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ DraftOf = Callable[[NextLogits, int], Any]
 # By algorithm: a draft that holds likely, after any text, what a function of the text says; and the vocabulary's size.
 SCRIPTED: dict[str, DraftOf] = {
     "frozen-kv": ScriptedAssistant,
-    "mtp": ScriptedModel,
     "multi-layer": lambda guessed, vocab_size: [ScriptedModel(guessed, vocab_size) for _ in range(4)],
     "standalone": ScriptedModel,
 }

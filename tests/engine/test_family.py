@@ -1,7 +1,7 @@
 """What must hold for every algorithm: the output is plain decoding's, and a draft that knows the target is right.
 
-EAGLE has files of its own for all of this. Here the others go through one grid, each with drafts of its own kind that
-are built from the same functions of the text.
+EAGLE has files of its own for all of this, and eagle3 and mtp are its worker with other models. Here the other workers
+go through one grid, each with drafts of its own kind that are built from the same functions of the text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from refspec.runtime.runner import ModelRunner
 # Draft forwards of a round with S levels: in the loop, and over what the last one brought.
 FORWARDS: dict[str, Callable[[int], tuple[int, int]]] = {
     "frozen-kv": lambda steps: (steps, 0),
-    "mtp": lambda steps: (steps - 1, 1),
     "multi-layer": lambda steps: (0, steps),
     "standalone": lambda steps: (steps - 1, 1),
 }
@@ -56,6 +55,7 @@ def test_output_and_accept_lengths_are_those_of_the_request_alone(algorithm: str
     """Whatever chunks, cached prefixes, retraction and company do; with a draft that is right now and then."""
     said = says(algorithm, random_logits(VOCAB))
     guessed = agreeing_now_and_then(said, says(algorithm, random_logits(VOCAB, salt=5)))
+    row = {**row, "algorithm": algorithm}
     spec, visits = of(algorithm, spec_of(row)), visits_of(row)
     engine = prepared(engine_of(algorithm, said, guessed, spec, **settings_of(row, spec, visits)), row)
     requests, watcher = serve(engine, visits, retractor(engine, row))
@@ -71,6 +71,7 @@ def test_output_and_accept_lengths_are_those_of_the_request_alone(algorithm: str
 @by_row
 @each
 def test_a_draft_that_knows_the_target_is_always_right(algorithm: str, row: dict[str, Any]) -> None:
+    row = {**row, "algorithm": algorithm}
     said, spec, visits = says(algorithm, peaked_logits(VOCAB)), of(algorithm, spec_of(row, exact=True)), visits_of(row)
     engine = prepared(engine_of(algorithm, said, said, spec, **settings_of(row, spec, visits)), row)
     requests, watcher = serve(engine, visits, retractor(engine, row))
