@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from builders import agreeing_now_and_then, generate_watched, peaked_logits, ragged_prompts, random_logits
+from builders import (
+    agreeing_now_and_then,
+    assert_same_output,
+    generate_watched,
+    peaked_logits,
+    ragged_prompts,
+    random_logits,
+)
 from family import SCRIPTED, engine_of, of, says
 from markov import DRAFT, PLAIN_T1, PLAUSIBLE, SEEDS, TARGET, markov, plausibility, sampled
 from pairwise import pairwise
@@ -23,6 +30,7 @@ from refspec.contracts import ForwardMode
 from refspec.models.scripted import ScriptedModel
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ModelRunner
+from refspec.workers.registry import find_algorithm
 
 # Draft forwards of a round with S levels: in the loop, and over what the last one brought.
 FORWARDS: dict[str, Callable[[int], tuple[int, int]]] = {
@@ -161,3 +169,15 @@ def test_VER_22_drawn_drafts_of_the_targets_own_law_are_never_rejected(algorithm
     params = [SamplingParams(max_new_tokens=n, temperature=1.0, seed=n) for n in (21, 6, 30, 15)]
     _, watcher = generate_watched(engine, ragged_prompts(4, 9, VOCAB), params)
     assert [r.accepted_rows for r in watcher.requests if len(r.accepted_rows) != 4] == []
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3", "mtp", "multi-layer", "frozen-kv", "standalone"])
+def test_shipped_drafts_say_what_the_target_does_and_are_often_right(algorithm: str) -> None:
+    """In float64, to the last token; two prompts in a batch, chunks, and a prefix from the cache."""
+    prompts, params = ["def fib(n):", "import os\nimport sys\n"], SamplingParams(max_new_tokens=24)
+    engine = Engine("tiny", spec=find_algorithm(algorithm).spec(), dtype="float64", prefix_cache=True, chunk_size=5)
+    plain = Engine("tiny", dtype="float64").generate(prompts, params)
+    assert_same_output(plain, engine.generate(prompts, params))
+    assert_same_output(plain, engine.generate(prompts, params))
+    assert engine.stats.cached_tokens > 0
+    assert engine.stats.accept_length > 1.5
