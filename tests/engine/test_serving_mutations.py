@@ -66,13 +66,12 @@ def branches_read_the_copies_of_branch_0(patch: Patch) -> None:
     original = refspec.spec.draft.split_into_pages
 
     def split(*arguments: Any) -> Any:
-        slots, lens, copies, mask = original(*arguments)
-        mask = mask.clone()
+        branches = original(*arguments)
+        mask, copies = branches.sees_copy.clone(), branches.copies.clone()
         mask[:, 1:] = mask[:, :1]
-        copies = copies.clone()
         width = copies.shape[1] // TREE.topk
-        copies[:, :width] = slots[:, 1, :1]  # what stands there is not the prefix
-        return slots, lens, copies, mask
+        copies[:, :width] = branches.slots[:, 1, :1]  # what stands there is not the prefix
+        return branches._replace(copies=copies, sees_copy=mask)
 
     patch.setattr(refspec.spec.draft, "split_into_pages", split)
 
@@ -82,8 +81,7 @@ def shared_prefix_runs_into_the_partial_page(patch: Patch) -> None:
     original = refspec.spec.draft.split_into_pages
 
     def split(batch: RunningBatch, lens: list[int], *others: Any) -> Any:
-        slots, _, copies, mask = original(batch, lens, *others)
-        return slots, lens, copies, mask
+        return original(batch, lens, *others)._replace(prefix_lens=lens)
 
     patch.setattr(refspec.spec.draft, "split_into_pages", split)
 
@@ -270,7 +268,7 @@ def eviction_comes_after_the_snapshot(patch: Patch) -> None:
     """In the middle of a round, between the draft's backup and its restore."""
     original = refspec.workers.eagle_v1.draft
 
-    def draft(batch: RunningBatch, runner: Any, allocator: SlotAllocator, config: SpecConfig) -> Any:
+    def draft(batch: RunningBatch, runner: Any, allocator: SlotAllocator, *others: Any) -> Any:
         cache = caches.get(allocator)
         restore = allocator.restore_state
 
@@ -281,7 +279,7 @@ def eviction_comes_after_the_snapshot(patch: Patch) -> None:
 
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(allocator, "restore_state", late)
-            return original(batch, runner, allocator, config)
+            return original(batch, runner, allocator, *others)
 
     caches: dict[SlotAllocator, PrefixCache] = {}
     init = PrefixCache.__init__
