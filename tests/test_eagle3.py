@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from builders import llama_config, random_eagle3, random_llama
+from kv_contents import cached, prefilled
 from reference import eagle3_head, llama
 from safetensors.torch import load_file
 
-from refspec import SamplingParams, SpecConfig
+from refspec import Engine, SamplingParams, SpecConfig
 from refspec.contracts import DraftInput, ForwardBatch
 from refspec.memory.allocator import SlotAllocator
 from refspec.models.checkpoint import save_checkpoint
@@ -220,3 +221,27 @@ def test_TREE_09_the_mapped_id_is_what_goes_on(
     candidates = draft(batch, runner, allocator, config)
     assert looked_up == [[11], [11]]
     assert [tokens.tolist() for tokens in candidates.token_list] == [[[11]], [[11]], [[11]]]
+
+
+def test_SEQ_05_a_head_in_another_dtype_than_its_target() -> None:
+    """Target hidden 8 in bf16: the head, in fp32, is fed 4 x 8, and its own 8; a fresh request joins one that decodes."""
+    target = random_llama(llama_config(hidden_size=8, num_hidden_layers=3), dtype=torch.bfloat16)
+    head = random_eagle3(target, ids=range(23)).float()
+    engine = Engine(target, head, SpecConfig("eagle3", topk=2, num_steps=3, num_draft_tokens=6))
+    first = engine.add_request([1, 2, 3], SamplingParams(max_new_tokens=30))
+    engine.step()
+    engine.step()
+    second = engine.add_request([4, 5, 6, 7], SamplingParams(max_new_tokens=30))
+    engine.step()
+    running = engine.scheduler.running
+    assert running.requests == [first, second]
+    assert running.draft_input is not None
+    assert running.draft_input.hidden_states.dtype == torch.float32
+    assert running.draft_input.hidden_states.shape == (2, 8)
+    target_runner, runner = engine.scheduler.worker.runners
+    for request in (first, second):
+        text = request.all_ids[: request.kv_len + 1]
+        _, fed = prefilled(target_runner, text[:-1])
+        assert (fed.shape[1], fed.dtype) == (32, torch.bfloat16)
+        expected, _ = prefilled(runner, text[1:], fed.float())
+        torch.testing.assert_close(cached(runner, engine, request), expected, rtol=1e-2, atol=1e-2)

@@ -166,7 +166,7 @@ class Eagle3Head(nn.Module):
         steps.
         """
         size = self.config.hidden_size
-        embeds = self.shared[0](input_ids)
+        embeds = self.shared[0](input_ids).to(self.fc.weight.dtype)  # the target may compute in another one
         hidden_states = hidden_states.to(embeds.dtype)
         if hidden_states.shape[1] != size:
             hidden_states = self.fc(hidden_states[:, : FEATURES * size])
