@@ -31,9 +31,9 @@ seen = Counter[str]()
 class ServingMachine(RuleBasedStateMachine):
     """One rule for every action of the model, more for those without which the others come to nothing."""
 
-    @initialize(seed=SEED, algorithm=st.sampled_from(["eagle", "eagle-v2"]))
-    def make(self, seed: int, algorithm: str) -> None:
-        self.model = ServingModel(Shape.drawn(seed, algorithm))
+    @initialize(seed=SEED)
+    def make(self, seed: int) -> None:
+        self.model = ServingModel(Shape.drawn(seed, ("eagle", "eagle-v2")[seed % 2]))
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
@@ -61,7 +61,7 @@ for name, weight in ServingModel.ACTIONS.items():
 
 def test_ten_thousand_engine_steps_of_hypothesis() -> None:
     seen.clear()
-    ServingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=200)
+    ServingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=240)
     with torch.inference_mode():  # faster by an eighth
         ServingMachine.TestCase().runTest()
     assert seen["steps"] >= 10_000
