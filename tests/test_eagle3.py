@@ -224,7 +224,7 @@ def test_TREE_09_the_mapped_id_is_what_goes_on(
 
 
 def test_SEQ_05_a_head_in_another_dtype_than_its_target() -> None:
-    """Target hidden 8 in bf16: the head, in fp32, is fed 4 x 8, and its own 8; a fresh request joins one that decodes."""
+    """Target hidden 8 in bf16: the head, in fp32, is fed 4 x 8, and its own 8; a fresh request joins."""
     target = random_llama(llama_config(hidden_size=8, num_hidden_layers=3), dtype=torch.bfloat16)
     head = random_eagle3(target, ids=range(23)).float()
     engine = Engine(target, head, SpecConfig("eagle3", topk=2, num_steps=3, num_draft_tokens=6))

@@ -123,7 +123,7 @@ def test_windows_as_written_out() -> None:
         (llama, {"windows": (3,)}, "windows has 1 entries for 2 layers"),
         (llama, {"windows": (3, 0)}, "must attend at least 1 position"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_sizes_that_do_not_fit_are_refused(make: Any, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
