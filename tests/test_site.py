@@ -195,6 +195,15 @@ def test_reference_shows_signatures_and_sources_and_nothing_private(all_pages: d
     assert "RunningBatch" in text
 
 
+def test_the_page_on_algorithms_holds_the_example(all_pages: dict[Path, Page]) -> None:
+    """A formatter that takes an include for code, and spaces it out, leaves the build content and the page empty."""
+    text = (built_site() / "algorithms" / "index.html").read_text(encoding="utf-8")
+    assert "RepeatLast" in text
+    assert "repeat_last:ALGORITHM" in text
+    for page in all_pages:
+        assert not re.search(r"8 ?&lt; ?--", page.read_text(encoding="utf-8")), page
+
+
 def test_fields_in_a_docstring_become_a_list() -> None:
     assert list_fields("Words: and more\nwords.\n\na, b: one\n    goes on\ntopk (k): two\n\nlast") == (
         "Words: and more\nwords.\n\n- `a, b`: one\n    goes on\n- `topk (k)`: two\n\nlast"

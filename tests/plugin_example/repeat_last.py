@@ -24,10 +24,6 @@ class RepeatLast(SpecWorker):
 
     reads_ahead = 0  # no draft model, whose rows could be fed tokens after their own
 
-    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
-        """None but those of the trees."""
-        return self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
-
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
         """Nothing but the target reads prompts."""
         return batch.keep(batch.going_on())

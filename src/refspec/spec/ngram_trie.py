@@ -25,9 +25,11 @@ long the text is. Beyond `capacity` nodes, those are dropped that were not walke
 over a node's ancestors as well, so this cuts branches from their ends.
 
 Source: SGLang: python/sglang/kernels/jit/csrc/ngram_corpus/trie.cpp @0.5.23. There the counts grow with every walk, and
-the end of a text is walked again after each round, so that a token counts several times; here it counts once. (Until
-#21225 two more options bounded the length of a match, min_match_window_size and max_match_window_size.) Before it: Zhao
-et al. 2024, Lookahead: an inference acceleration framework, which keeps a trie of prompts and outputs.
+the end of a text is walked again after each round, so that a token counts several times; here it counts once. The
+breadth is max_bfs_breadth after no token and falls to min_bfs_breadth, an option, after max_trie_depth - 1; a child's
+share is that among the max_bfs_breadth most frequent. (Until #21225 two more options bounded the length of a match,
+min_match_window_size and max_match_window_size.) Before it: Zhao et al. 2024, Lookahead: an inference acceleration
+framework, which keeps a trie of prompts and outputs.
 """
 
 from __future__ import annotations

@@ -54,6 +54,11 @@ class SpecWorker(Worker):
         self.chain = ChainBuffers()
         self.observed = False  # does somebody watch the round that is under way?
 
+    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
+        """Those of the trees: all that a round takes, unless drafts need some too."""
+        config = self.steps.largest
+        return self.allocator.slots_to_extend(kv_lens, [config.tree_end(kv_len) for kv_len in kv_lens])
+
     # region forward_modes
     def forward(self, batch: RunningBatch, mode: ForwardMode, observer: Observer | None = None) -> RunningBatch:
         if mode is ForwardMode.EXTEND:
@@ -151,8 +156,7 @@ class EagleWorkerV1(SpecWorker):
         """The draft's slots are back before the tree's are taken, so it is the larger number of the two."""
         config = self.steps.largest
         drafts = self.allocator.slots_to_extend(kv_lens, [config.draft_end(kv_len) for kv_len in kv_lens])
-        trees = self.allocator.slots_to_extend(kv_lens, [config.tree_end(kv_len) for kv_len in kv_lens])
-        return max(drafts, trees)
+        return max(drafts, super().slots_for_round(kv_lens))
 
     # region eagle_phases
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:

@@ -18,8 +18,6 @@ seed and the loop) and frozen_kv_mtp_utils.py:set_frozen_kv_positions @0.5.23. T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -54,9 +52,6 @@ class FrozenKVWorker(SpecWorker):
     @property
     def runners(self) -> list[ModelRunner]:
         return [self.target, self.draft_runner]
-
-    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
-        return self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
         """The assistant reads nothing: what the target has cached is all there is."""

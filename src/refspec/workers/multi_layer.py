@@ -66,9 +66,6 @@ class MultiLayerWorker(SpecWorker):
     def runners(self) -> list[ModelRunner]:
         return [self.target, *self.layers]
 
-    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
-        return self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
-
     def written_len(self, request: Request) -> int:
         """All but the rows that were fed guesses."""
         if request.finish_reason:

@@ -32,8 +32,6 @@ drafts come without a law, as those of its prompt lookup do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -56,9 +54,6 @@ class NgramWorker(SpecWorker):
         self.trie = NgramTrie(config.ngram_max_trie_depth, config.ngram_capacity)
 
     reads_ahead = 0
-
-    def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
-        return self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
         """Who has read all of its prompt inserts it, with the first token of the output."""

@@ -57,8 +57,7 @@ class StandaloneWorker(SpecWorker):
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """The larger number of the two, as EAGLE's; the draft's are those of a text that is one token longer."""
         drafts = self.allocator.slots_to_extend(kv_lens, [self.config.draft_end(kv_len + 1) for kv_len in kv_lens])
-        trees = self.allocator.slots_to_extend(kv_lens, [self.config.tree_end(kv_len) for kv_len in kv_lens])
-        return max(drafts, trees)
+        return max(drafts, super().slots_for_round(kv_lens))
 
     def written_len(self, request: Request) -> int:
         """What the draft has read, it says itself."""
