@@ -27,6 +27,7 @@ OPTIONS = {
     "threshold_single": "--threshold-single",
     "threshold_acc": "--threshold-acc",
     "exact_branch_kv": "--exact-branch-kv",
+    "exact_penalties": "--exact-penalties",
     "adaptive_steps": "--adaptive-steps",
     "ngram_max_trie_depth": "--ngram-max-trie-depth",
     "ngram_max_bfs_breadth": "--ngram-max-bfs-breadth",

@@ -322,10 +322,6 @@ def _eagle3(setup: Setup) -> Worker:
     if not isinstance(draft, Eagle3Head):
         raise ValueError("the draft is no EAGLE-3 head: algorithm eagle3 takes one")
     setup.check_shared(draft)
-    if setup.config.topk > draft.config.draft_vocab_size:
-        raise ValueError(
-            f"topk is {setup.config.topk}, but the draft's vocabulary has only {draft.config.draft_vocab_size} ids"
-        )
     return _round_v1(setup, setup.target_runner(FusedTarget(target, draft.config.feature_layers)), draft)
 
 
