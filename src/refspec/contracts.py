@@ -53,9 +53,8 @@ class ForwardOutput:
 
     logits: Tensor  # (rows asked for, V), the model's dtype
     hidden_states: Tensor  # (n, H)
-    selection: Tensor | None = (
-        None  # (rows asked for, layers, t), of a model that keeps it: slots that each row attended
-    )
+    # (rows asked for, layers, t), of a model that keeps it: slots that each row attended
+    selection: Tensor | None = None
 
 
 @dataclass
@@ -66,9 +65,8 @@ class DraftInput:
     topk_index: Tensor  # (b, k) their ids
     hidden_states: Tensor  # (b, H) that feeds the first draft step
     draft_probs: Tensor | None = None  # f32 (b, V) the law that topk_index was drawn from; None: it was not drawn
-    selection: Tensor | None = (
-        None  # (b, layers, t) what the newest token's row attended, for the draft loop's to reuse
-    )
+    # (b, layers, t) what the newest token's row attended, for the draft loop's to reuse
+    selection: Tensor | None = None
 
 
 @dataclass

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from refspec.contracts import Candidates, CommitOutput, ForwardOutput, VerifyInput, VerifyOutput
 from refspec.requests.request import RunningBatch
+from refspec.spec.extend import those_who_go_on
 from refspec.spec.masked_tree import tree_from_mask
 from refspec.workers.base import Worker
 from refspec.workers.eagle_v1 import SpecWorker
@@ -43,10 +44,7 @@ class RepeatLast(SpecWorker):
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         """Nothing is to be learned from a round. Each request's newest token is the next tree's root."""
-        batch = batch.keep(batch.going_on())
-        newest = [request.output_ids[-1] for request in batch.requests]
-        batch.bonus_tokens = torch.tensor(newest, dtype=torch.int64, device=batch.rows.device)
-        return batch
+        return those_who_go_on(batch, verified, done)[0]
 
 
 def guesses(ids: Sequence[int], count: int) -> list[int]:

@@ -34,6 +34,7 @@ from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import TreeInfo, candidates_of, propose, select_top_k_tokens
+from refspec.spec.extend import those_who_go_on, those_who_read_on
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -55,11 +56,9 @@ class FrozenKVWorker(SpecWorker):
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
         """The assistant reads nothing: what the target has cached is all there is."""
+        batch, index = those_who_read_on(batch)
         ends = torch.tensor(batch.extend_lens, dtype=torch.int64, device=slots.device).cumsum(0)
-        going_on = batch.going_on()
-        batch = batch.keep(going_on)
-        index = torch.tensor(going_on, dtype=torch.int64, device=slots.device)
-        batch.draft_input = seed_of(out.hidden_states[ends[index] - 1])
+        batch.draft_input = seed_of(out.hidden_states[index[ends - 1]])
         return batch
 
     def draft(self, batch: RunningBatch) -> Candidates:
@@ -82,12 +81,8 @@ class FrozenKVWorker(SpecWorker):
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         """Nothing runs: the target's hidden state at the newest cached token is there."""
-        going_on = batch.going_on()
-        last_rows = [done.kept_rows[r][-1] for r in going_on]
-        batch = batch.keep(going_on)
-        index = torch.tensor(last_rows, dtype=torch.int64, device=batch.rows.device)
-        batch.bonus_tokens = verified.predict[index].long()
-        batch.draft_input = seed_of(verified.hidden_states[index])
+        batch, last_rows = those_who_go_on(batch, verified, done)
+        batch.draft_input = seed_of(verified.hidden_states[last_rows])
         return batch
 
     def empty_draft_input(self) -> DraftInput:

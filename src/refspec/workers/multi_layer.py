@@ -41,6 +41,7 @@ from refspec.runtime.rows import causal_batch, positions_from
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.chain import ChainBuffers
 from refspec.spec.draft import propose
+from refspec.spec.extend import those_who_go_on, those_who_read_on
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -73,10 +74,7 @@ class MultiLayerWorker(SpecWorker):
         return max(request.cached_len, request.kv_len - self.front)
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
-        rows_of = torch.arange(len(slots), device=slots.device).split(batch.extend_lens)
-        going_on = batch.going_on()
-        index = torch.cat([slots[:0], *(rows_of[r] for r in going_on)])
-        batch = batch.keep(going_on)
+        batch, index = those_who_read_on(batch)
         batch.draft_input = self._guess(batch, out.hidden_states[index], batch.extend_lens, "prefill_draft")
         return batch
 
@@ -96,16 +94,10 @@ class MultiLayerWorker(SpecWorker):
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         going_on = batch.going_on()
-        rows, last_rows = (
-            torch.tensor(of_requests, dtype=torch.int64, device=batch.rows.device)
-            for of_requests in (
-                [row for r in going_on for row in done.kept_rows[r]],
-                [done.kept_rows[r][-1] for r in going_on],
-            )
-        )
-        batch = batch.keep(going_on)
-        batch.bonus_tokens = verified.predict[last_rows].long()
+        kept = [row for r in going_on for row in done.kept_rows[r]]
         new_lens = [done.accept_lens[r] for r in going_on]
+        batch, _ = those_who_go_on(batch, verified, done)
+        rows = torch.tensor(kept, dtype=torch.int64, device=batch.rows.device)
         batch.draft_input = self._guess(batch, verified.hidden_states[rows], new_lens, "extend")
         return batch
 

@@ -35,6 +35,7 @@ from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch, positions_from
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import Branches, propose, split_into_pages
+from refspec.spec.extend import those_who_go_on
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -87,13 +88,7 @@ class StandaloneWorker(SpecWorker):
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         """Nothing runs: the next draft phase reads what was committed."""
-        going_on = batch.going_on()
-        last_rows = [done.kept_rows[r][-1] for r in going_on]
-        batch = batch.keep(going_on)
-        batch.bonus_tokens = verified.predict[
-            torch.tensor(last_rows, dtype=torch.int64, device=batch.rows.device)
-        ].long()
-        return batch
+        return those_who_go_on(batch, verified, done)[0]
 
     def _read(self, batch: RunningBatch, ends: list[int], phase: str) -> ForwardOutput:
         """One draft forward over the first ends[r] tokens of each request, but for those that it has read already.
