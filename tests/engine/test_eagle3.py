@@ -90,32 +90,3 @@ def test_drafts_are_what_the_head_says_alone(cell: dict[str, Any]) -> None:
             best = head_alone(worker.target, worker.draft_runner, text, paths[parent]).topk(spec.topk).indices
             children = [candidate.token for candidate in pool if candidate.parent == parent]
             assert children == [IDS[i] for i in best.tolist()]
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_SEQ_05_four_widths_for_the_extend_and_one_for_the_loop(k: int) -> None:
-    """Target hidden 8 in bf16, features of 3 x 8 and the final 8; a fresh request joins one that decodes."""
-    target = random_llama(llama_config(num_hidden_layers=5, hidden_size=8), dtype=torch.bfloat16)
-    spec = SpecConfig("eagle3", topk=k, num_steps=3, num_draft_tokens=4)
-    engine = Engine(target, random_eagle3(target, IDS), spec)
-    widths: list[tuple[str, int]] = []
-    draft = worker_of(engine).draft_runner
-    run = draft.run
-
-    def seen(batch: Any, phase: str, *others: Any) -> Any:
-        assert batch.hidden_states.dtype is torch.bfloat16
-        widths.append((phase, batch.hidden_states.shape[1]))
-        return run(batch, phase, *others)
-
-    draft.run = seen  # type: ignore[method-assign]
-    first = engine.add_request([1, 2, 3], SamplingParams(max_new_tokens=30))
-    engine.step()
-    engine.step()
-    second = engine.add_request([4, 5, 6, 7], SamplingParams(max_new_tokens=30))
-    engine.step()
-    batch = engine.scheduler.running
-    assert batch.requests == [first, second]
-    assert batch.draft_input
-    assert (batch.draft_input.hidden_states.shape, batch.draft_input.hidden_states.dtype) == ((2, 8), torch.bfloat16)
-    engine.step()
-    assert set(widths) == {("prefill_draft", 32), ("draft", 8), ("extend", 32)}

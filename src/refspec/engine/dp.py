@@ -217,7 +217,8 @@ class JointWorker(Worker):
 def in_step(engine: Engine, peers: Peers, on_step: Callable[[Step], None] = lambda step: None) -> Iterator[JointWorker]:
     """Inside, the engine takes no step without its peers, and they none without it. on_step: told of each.
 
-    So whoever holds an engine has to keep stepping, with `join_others` when there is nothing of its own to do.
+    So whoever holds an engine has to keep stepping, with `join_others` when there is nothing of its own to do. Raises
+    ValueError for adaptive_steps.
     """
     if engine.spec and engine.spec.adaptive_steps:
         raise ValueError(

@@ -1,5 +1,11 @@
 """One operation per file: the PyTorch reference, the Triton kernel, then the dispatcher of the same name.
 
+The engine runs all of them but six, in whose place it does something else; these are for the oracle and the bench.
+`append_boundary_rows` and `widened_extend_inputs`: workers/multi_layer.py has ragged rows, as many as were committed.
+`next_roots`: in v2 `padded_extend_inputs` names the row of the bonus. `gather_rows`: RunningBatch.keep indexes field by
+field. `ragged_extend_inputs`: v1's host knows what was committed. `draft_kv_indices`: `paged_kv_indices` serves all
+forwards.
+
 Sources name SGLang's files and functions: @v0.4.6 and @v0.5.5 as of these tags of its repository, @0.5.23 as of the
 published wheel, which the oracle fetches (in it the folder python/sglang is called sglang).
 """

@@ -134,6 +134,7 @@ class EagleWorkerV2(EagleWorkerV1):
                 request.kv_len += kept
                 request.accept_lens += [kept] * (alive[r] is not None)
                 kept_rows.append(path[:kept])
+            # Where somebody asks for them, this waits for the device, and so for the round that was launched since.
             append_logprobs(requests, in_flight.verified.logits, kept_rows)
         self._count(in_flight, alive, kept_rows)
 
