@@ -20,6 +20,8 @@ N = CONFIG.num_draft_tokens
 class StubDraft:
     """Logits of row i have their peak at i, the next lower at i + 1; its hidden state is -i."""
 
+    draft_to_target: None = None
+
     def __init__(self) -> None:
         self.calls: list[tuple[ForwardBatch, str]] = []
 

@@ -84,7 +84,11 @@ class Candidates:
 
 @dataclass
 class VerifyInput:
-    """The tree that the target checks. Made by spec/tree.py. Row 0 of each request is the bonus token."""
+    """The tree that the target checks. Row 0 of each request is the bonus token.
+
+    Made by spec/tree.py, spec/chain.py, or, where guesses were looked up, spec/masked_tree.py: nobody has scored or
+    drawn these, and top_scores_index is (b, 0).
+    """
 
     draft_token: Tensor  # (b*N)
     positions: Tensor  # (b*N) seq_len + depth
@@ -94,6 +98,7 @@ class VerifyInput:
     retrieve_next_token: Tensor  # (b, N) row-local first child, -1 = none
     retrieve_next_sibling: Tensor  # (b, N) row-local next sibling, -1 = none
     draft_probs: Tensor | None = None  # f32 (b, S, V) the law that column i+1 was drawn from; None: not drawn
+    looked_up: bool = False
 
 
 @dataclass
@@ -102,7 +107,8 @@ class VerifyOutput:
 
     out_slots: Tensor  # (b*N) the slots that hold the tree's keys and values
     hidden_states: Tensor  # (b*N, H) the target's, for the extend
-    # (b*N) the target's choice after each node: on the accepted path what predict says, elsewhere its likeliest token
+    # (b*N) the target's choice after each node: on the accepted path what predict says, elsewhere its likeliest token,
+    # or, if guesses were looked up, what it draws there
     target_predict: Tensor
     predict: Tensor  # i32 (b*N) its choice at every accepted node, 0 elsewhere
     accept_index: Tensor  # i32 (b, D) global rows of the accepted path, root first, -1 padded

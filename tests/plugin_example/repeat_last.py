@@ -13,7 +13,6 @@ from torch import Tensor
 
 from refspec.contracts import Candidates, CommitOutput, ForwardOutput, VerifyInput, VerifyOutput
 from refspec.requests.request import RunningBatch
-from refspec.spec.extend import those_who_go_on
 from refspec.spec.masked_tree import tree_from_mask
 from refspec.workers.base import Worker
 from refspec.workers.eagle_v1 import SpecWorker
@@ -44,7 +43,7 @@ class RepeatLast(SpecWorker):
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         """Nothing is to be learned from a round. Each request's newest token is the next tree's root."""
-        return those_who_go_on(batch, verified, done)[0]
+        return batch.after_round(verified, done)[0]
 
 
 def guesses(ids: Sequence[int], count: int) -> list[int]:
@@ -67,6 +66,6 @@ ALGORITHM = Algorithm(
     summary="what followed the last two tokens before",
     build=build,
     defaults={"topk": 1, "num_steps": 4},
-    # It guesses chains, has no branches to attend, and no law that its guesses were drawn from.
-    fixed=("topk", "num_draft_tokens", "exact_branch_kv", "sampler"),
+    # It guesses chains, has no branches to attend, and no law that its guesses were drawn from or are judged by.
+    fixed=("topk", "num_draft_tokens", "exact_branch_kv", "sampler", "threshold_single", "threshold_acc"),
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from refspec.config import Matcher, SamplingParams
-from refspec.contracts import DraftInput, VerifyInput
+from refspec.contracts import CommitOutput, DraftInput, VerifyInput, VerifyOutput
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.prefix_cache import TreeNode
 from refspec.memory.to_device import to_device
@@ -186,6 +186,22 @@ class RunningBatch:
     def going_on(self) -> list[int]:
         """Rows of the requests that have not finished."""
         return [r for r, request in enumerate(self.requests) if request.finish_reason is None]
+
+    def after_extend(self) -> tuple[RunningBatch, Tensor]:
+        """After an EXTEND: the batch of those that go on, and which of all the rows that were read are theirs, i64."""
+        going_on, first = self.going_on(), self.rows[:0]
+        rows_of = torch.arange(sum(self.extend_lens), device=first.device).split(self.extend_lens)
+        return self.keep(going_on), torch.cat([first, *(rows_of[r] for r in going_on)])
+
+    def after_round(self, verified: VerifyOutput, done: CommitOutput) -> tuple[RunningBatch, Tensor]:
+        """After a round: the batch of those that go on, with their bonus tokens; and of each the row of the tree at which
+        its bonus was chosen, the last one kept, i64 (b).
+        """
+        going_on = self.going_on()
+        last_rows = torch.tensor([done.kept_rows[r][-1] for r in going_on], dtype=torch.int64, device=self.rows.device)
+        batch = self.keep(going_on)
+        batch.bonus_tokens = verified.predict[last_rows].long()
+        return batch, last_rows
 
     def keep(self, rows: list[int]) -> RunningBatch:
         """The batch of these rows, in this order: every field cut to them, never to the first so many."""

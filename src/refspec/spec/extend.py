@@ -30,7 +30,7 @@ def extend_after_prefill(
 
     hidden_states (n, H), slots i64 (n): of all tokens that the batch has read. Returns the batch of those requests.
     """
-    batch, index = those_who_read_on(batch)
+    batch, index = batch.after_extend()
     # The last row is fed the first output token, or, where more of the prompt is to come, its next token.
     read = zip(batch.requests, batch.extend_lens, strict=True)
     one_ahead = [request.all_ids[request.kv_len - n + 1 : request.kv_len + 1] for request, n in read]
@@ -55,25 +55,6 @@ def extend_after_verify(
     hidden_states, slots = verified.hidden_states[index], verified.out_slots[index]
     extend(batch, next_tokens, hidden_states, slots, q_lens, draft_runner, config, phase="extend")
     return batch
-
-
-def those_who_read_on(batch: RunningBatch) -> tuple[RunningBatch, Tensor]:
-    """After an EXTEND: the batch of the requests that go on, and which of all rows that were read are theirs, i64."""
-    going_on, device = batch.going_on(), batch.rows.device
-    rows_of = torch.arange(sum(batch.extend_lens), device=device).split(batch.extend_lens)
-    index = torch.cat([batch.rows[:0], *(rows_of[r] for r in going_on)])
-    return batch.keep(going_on), index
-
-
-def those_who_go_on(batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> tuple[RunningBatch, Tensor]:
-    """After a round: the batch of the requests that go on, with their bonus tokens, and the row that each of these was
-    chosen at, the last one kept, i64 (b).
-    """
-    going_on = batch.going_on()
-    last_rows = torch.tensor([done.kept_rows[r][-1] for r in going_on], dtype=torch.int64, device=batch.rows.device)
-    batch = batch.keep(going_on)
-    batch.bonus_tokens = verified.predict[last_rows].long()
-    return batch, last_rows
 
 
 def extend(

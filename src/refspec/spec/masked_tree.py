@@ -29,4 +29,6 @@ def tree_from_mask(batch: RunningBatch, draft_tokens: Tensor, tree_mask: Tensor)
     positions = batch.seq_lens.unsqueeze(1) + ancestors
     no_pool = index[:, :0]
     links = index, first_child, next_sibling
-    return VerifyInput(draft_tokens.flatten(), positions.flatten(), tree_mask.flatten(), no_pool, *links)
+    return VerifyInput(
+        draft_tokens.flatten(), positions.flatten(), tree_mask.flatten(), no_pool, *links, looked_up=True
+    )

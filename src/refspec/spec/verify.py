@@ -66,9 +66,9 @@ def judge(
     )
     logits = batch.ruled(out.logits, tree, config.exact_penalties)
     target_predict, finite = likeliest(logits)
-    if config.looks_up:
+    if tree.looked_up:
         target_predict = batch.sampling.next_tokens(logits, target_predict, tree.positions.view(b, n) + 1)
-    if config.looks_up or batch.sampling.all_greedy:
+    if tree.looked_up or batch.sampling.all_greedy:
         walk = verify_tree_greedy(
             tree.draft_token.view(b, n),
             tree.retrieve_index,

@@ -34,7 +34,6 @@ from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import TreeInfo, candidates_of, propose, select_top_k_tokens
-from refspec.spec.extend import those_who_go_on, those_who_read_on
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -56,7 +55,7 @@ class FrozenKVWorker(SpecWorker):
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
         """The assistant reads nothing: what the target has cached is all there is."""
-        batch, index = those_who_read_on(batch)
+        batch, index = batch.after_extend()
         ends = torch.tensor(batch.extend_lens, dtype=torch.int64, device=slots.device).cumsum(0)
         batch.draft_input = seed_of(out.hidden_states[index[ends - 1]])
         return batch
@@ -81,7 +80,7 @@ class FrozenKVWorker(SpecWorker):
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         """Nothing runs: the target's hidden state at the newest cached token is there."""
-        batch, last_rows = those_who_go_on(batch, verified, done)
+        batch, last_rows = batch.after_round(verified, done)
         batch.draft_input = seed_of(verified.hidden_states[last_rows])
         return batch
 

@@ -41,7 +41,6 @@ from refspec.runtime.rows import causal_batch, positions_from
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.chain import ChainBuffers
 from refspec.spec.draft import propose
-from refspec.spec.extend import those_who_go_on, those_who_read_on
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -74,7 +73,7 @@ class MultiLayerWorker(SpecWorker):
         return max(request.cached_len, request.kv_len - self.front)
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
-        batch, index = those_who_read_on(batch)
+        batch, index = batch.after_extend()
         batch.draft_input = self._guess(batch, out.hidden_states[index], batch.extend_lens, "prefill_draft")
         return batch
 
@@ -96,7 +95,7 @@ class MultiLayerWorker(SpecWorker):
         going_on = batch.going_on()
         kept = [row for r in going_on for row in done.kept_rows[r]]
         new_lens = [done.accept_lens[r] for r in going_on]
-        batch, _ = those_who_go_on(batch, verified, done)
+        batch, _ = batch.after_round(verified, done)
         rows = torch.tensor(kept, dtype=torch.int64, device=batch.rows.device)
         batch.draft_input = self._guess(batch, verified.hidden_states[rows], new_lens, "extend")
         return batch

@@ -40,7 +40,6 @@ from refspec.contracts import Candidates, CommitOutput, ForwardOutput, VerifyInp
 from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.runner import ModelRunner
-from refspec.spec.extend import those_who_go_on
 from refspec.spec.masked_tree import tree_from_mask
 from refspec.spec.ngram_trie import GuessTree, NgramTrie
 from refspec.workers.base import Stats
@@ -90,7 +89,7 @@ class NgramWorker(SpecWorker):
         for request, accept_len in zip(batch.requests, done.accept_lens, strict=True):
             text = newest(request, self.config.ngram_max_trie_depth - 1 + accept_len)
             self.trie.insert(text, start=len(text) - accept_len)
-        return those_who_go_on(batch, verified, done)[0]
+        return batch.after_round(verified, done)[0]
 
 
 def newest(request: Request, count: int) -> list[int]:

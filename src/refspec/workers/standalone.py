@@ -35,7 +35,6 @@ from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch, positions_from
 from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import Branches, propose, split_into_pages
-from refspec.spec.extend import those_who_go_on
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
 
@@ -88,7 +87,7 @@ class StandaloneWorker(SpecWorker):
 
     def extend(self, batch: RunningBatch, verified: VerifyOutput, done: CommitOutput) -> RunningBatch:
         """Nothing runs: the next draft phase reads what was committed."""
-        return those_who_go_on(batch, verified, done)[0]
+        return batch.after_round(verified, done)[0]
 
     def _read(self, batch: RunningBatch, ends: list[int], phase: str) -> ForwardOutput:
         """One draft forward over the first ends[r] tokens of each request, but for those that it has read already.
