@@ -194,8 +194,8 @@ class RunningBatch:
         return self.keep(going_on), torch.cat([first, *(rows_of[r] for r in going_on)])
 
     def after_round(self, verified: VerifyOutput, done: CommitOutput) -> tuple[RunningBatch, Tensor]:
-        """After a round: the batch of those that go on, with their bonus tokens; and of each the last row of the tree that
-        was kept, at which its bonus was chosen, i64 (b).
+        """After a round: the batch of those that go on, with their bonus tokens; and of each, i64 (b), the last row of
+        its tree that was kept, where its bonus was chosen.
         """
         going_on = self.going_on()
         last_rows = torch.tensor([done.kept_rows[r][-1] for r in going_on], dtype=torch.int64, device=self.rows.device)
