@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import traceback
 from collections import Counter
@@ -59,12 +60,18 @@ for name, weight in ServingModel.ACTIONS.items():
         setattr(ServingMachine, f"{name}_{number}", rule_of(name))
 
 
-def test_ten_thousand_engine_steps_of_hypothesis() -> None:
+def test_ten_thousand_engine_steps() -> None:
+    """Most of them by Hypothesis, whose choices change with the code; those that are missing then by seeds."""
     seen.clear()
-    ServingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=240)
+    ServingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=200)
     with torch.inference_mode():  # faster by an eighth
         ServingMachine.TestCase().runTest()
-    assert seen["steps"] >= 10_000
+    assert seen["steps"] >= 4_000
+    for seed in itertools.count():
+        if seen["steps"] >= 10_000:
+            break
+        shape = Shape.drawn(seed, ("eagle", "eagle-v2")[seed % 2])
+        seen.update(drive(shape, actions_of(random.Random(seed)), 500))
     for effect in (
         *("stop", "length", "out_of_slots", "abort", "retracted", "chunked", "failed", "drained", "generate"),
         *("abort of waiting", "abort of chunked", "abort of running"),

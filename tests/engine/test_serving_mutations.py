@@ -295,8 +295,8 @@ def eviction_comes_after_the_snapshot(patch: Patch) -> None:
 def the_matched_prefix_is_not_entered_in_the_table(patch: Patch) -> None:
     original = Scheduler._admit
 
-    def admit(self: Scheduler, request: Request, admitted: list[Request]) -> bool:
-        done = original(self, request, admitted)
+    def admit(self: Scheduler, request: Request, *others: Any) -> int:
+        done = original(self, request, *others)
         if done:
             self.table.req_to_token[request.row, : request.cached_len] = 0
         return done
@@ -376,12 +376,12 @@ def a_retracted_request_keeps_its_length(patch: Patch) -> None:
 
 
 def _admit_without_reset(original: Any) -> Any:
-    def admit(self: Scheduler, request: Request, admitted: list[Request]) -> bool:
+    def admit(self: Scheduler, request: Request, *others: Any) -> int:
         kv_len = request.kv_len
-        done = original(self, request, admitted)
+        done: int = original(self, request, *others)
         if done and request.retractions:
             request.kv_len = max(kv_len, request.kv_len)
-        return bool(done)
+        return done
 
     return admit
 
