@@ -46,6 +46,8 @@ SPECS = {
     "chain": SpecConfig(topk=1, num_steps=2, num_draft_tokens=3),
     "tree": SpecConfig(topk=4, num_steps=2, num_draft_tokens=7),
     "exact tree": SpecConfig(topk=4, num_steps=3, num_draft_tokens=7, exact_branch_kv=True),
+    "chain that overlaps": SpecConfig("eagle-v2", topk=1, num_steps=2, num_draft_tokens=3),
+    "tree that overlaps": SpecConfig("eagle-v2", topk=4, num_steps=2, num_draft_tokens=7),
 }
 PROMPTS = [[0, 3, 4, 5], [0, 9]]  # of unequal length: rows are padded, and outputs must not notice
 VOCAB = 11

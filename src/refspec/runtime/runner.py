@@ -204,6 +204,8 @@ class PagedAttention:
         room = sum(batch.prefix_lens) + b * tail if lens is None else b * (longest + tail)
         if lens is None:
             lens = lens_of(batch)
+            if batch.lens is not None:  # then prefix_lens are bounds, and there may be more room than keys
+                self.max_keys = max(batch.prefix_lens) + tail
         self.kv_indptr, self.kv_indices = paged_kv_indices(batch.req_to_token, batch.rows, lens, batch.tail_slots, room)
         if batch.tail_mask is None:  # as of a tail of one column, or of none
             columns = self.padding.batch_size * self.padding.rows * min(tail, 1)
