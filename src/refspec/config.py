@@ -24,6 +24,7 @@ ALGORITHMS = {
     "ngram": "no draft model: what followed the same tokens before, in any prompt or output",
 }
 ALGORITHM_GROUP = "refspec.algorithms"
+MOST_NODES = 512  # of a tree: one warp holds them in its registers when it walks
 SAMPLERS = ("target_only", "rejection", "block")
 MATCH_TYPES = ("BFS", "PROB")
 # Fields of SpecConfig that mean nothing where guesses are looked up.
@@ -93,6 +94,9 @@ class SpecConfig:
         for name in ("topk", "num_steps"):
             require_int(name, getattr(self, name), at_least=1)
         require_int("num_draft_tokens", self.num_draft_tokens, at_least=2)
+        for name, most in (("num_draft_tokens", MOST_NODES), ("num_steps", MOST_NODES - 1)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most}, got {getattr(self, name)}")
         if self.looks_up:
             self._check_ngram()
         else:

@@ -32,6 +32,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from refspec.config import MOST_NODES
 from refspec.kernels.backend import choose, tl, triton
 from refspec.kernels.checks import (
     check_bounds,
@@ -44,7 +45,7 @@ from refspec.kernels.checks import (
 )
 from refspec.kernels.inverse_cdf import check_coins, find_tile, first_beyond, inverse_cdf
 from refspec.kernels.launches import count_launch
-from refspec.kernels.verify_tree_greedy import MOST_NODES, Walk, check_retrieve_index
+from refspec.kernels.verify_tree_greedy import Walk, check_retrieve_index
 
 
 def tree_sampling_target_only_torch(

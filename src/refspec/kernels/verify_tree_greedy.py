@@ -16,12 +16,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from refspec.config import MOST_NODES
 from refspec.kernels.backend import choose, tl, triton
 from refspec.kernels.checks import check_bounds, check_size, check_tensor, device_of, values_are_checked
 from refspec.kernels.launches import count_launch
 
 Walk = tuple[Tensor, Tensor, Tensor]  # predict, accept_index, accept_token_num
-MOST_NODES = 512  # that one warp holds in its registers
 
 
 def verify_tree_greedy_torch(
