@@ -21,6 +21,7 @@ import refspec.spec.tree
 import refspec.spec.verify
 import refspec.workers.plain
 from refspec import Engine, SamplingParams, SpecConfig
+from refspec.engine.scheduler import Scheduler
 from refspec.models.scripted import ScriptedModel
 from refspec.runtime.runner import ModelRunner
 from refspec.trace import Round
@@ -285,6 +286,7 @@ def test_stream_left_open_until_the_interpreter_exits() -> None:
     """What is left open is closed while modules are being taken down; that must not end in a crash."""
     script = """
 from refspec import Engine, SamplingParams, SpecConfig
+from refspec.engine.scheduler import Scheduler
 from refspec.models.scripted import ScriptedModel
 
 model = ScriptedModel(lambda context: [float(len(context) % 5 == token) for token in range(5)], 5)
@@ -355,3 +357,24 @@ def test_a_failing_steps_tokens_are_taken_back(spec: SpecConfig | None) -> None:
         assert result.finish_reason == "abort"
         assert len(result.token_ids) == len(result.logprobs or ()) == 1 + sum(result.accept_lens) == 1
     assert_works_as_new(engine)
+
+
+def test_an_interrupt_between_launch_and_look_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C may come where nothing is undone on the way: here just before the last round's results are looked at."""
+    model = ScriptedModel(lambda context: [1.0, 0.0, 0.0], 3)
+    engine = Engine(model, model, SpecConfig("eagle-v2", topk=1, num_steps=2, num_draft_tokens=3))
+    requests = [engine.add_request([1, 2], SamplingParams(max_new_tokens=20)) for _ in range(3)]
+    for _ in range(3):
+        engine.step()
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "_look_at", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    engine.check()
+    assert engine.allocator.available() == engine.allocator.size
+    assert [request.finish_reason for request in requests] == ["abort"] * 3
+    assert len(engine.generate([[1]], SamplingParams(max_new_tokens=5))[0].token_ids) == 5

@@ -99,9 +99,13 @@ class Scheduler:
         """
         if self.in_step:
             raise RuntimeError("the engine is in the middle of a step: an observer may look, but not decode")
-        self.in_step = True
         try:
+            self.in_step = True
             self._step(observer)
+        except BaseException:
+            # Most have been ended where it happened; but a Ctrl-C may come between any two lines.
+            self._give_up({*self._holders(), *self.waiting})
+            raise
         finally:
             self.in_step = False
 

@@ -10,14 +10,15 @@ who runs, and when; it does not know how many tokens a worker's step will bring.
 | IDLE   | no requests here: the same phases with zero rows, for the sake of other ranks     |
 
 Who implements what. The round is `SpecWorker`'s (eagle_v1.py): draft, tree, verify, commit, extend. Verify and commit
-are the same for all; of the others each has its own, and what is left out is inherited:
+are the same for all but eagle-v2, whose round is in two halves, `launch` and `collect`, of which the second does what a
+commit does on the host. Of the others each has its own, and what is left out is inherited:
 
 | worker           | algorithm          | read_prompt    | draft                | make_tree       | extend            |
 |------------------|--------------------|----------------|----------------------|-----------------|-------------------|
 | PlainWorker      | none               | no round: one forward of the target brings one token                        |
 | EagleWorkerV1    | eagle, eagle3, mtp | draft reads it | S - 1 forwards       | pool, or chain  | 1 forward, ragged |
 | EagleWorkerV2    | eagle-v2           |                | on reserved slots    |                 | 1 forward, N rows |
-| MultiLayerWorker | multi-layer        | S layers do    | none                 |                 | S forwards        |
+| MultiLayerWorker | multi-layer        | S layers do    | is there already     | chain           | S forwards        |
 | FrozenKVWorker   | frozen-kv          | nobody does    | S forwards, no KV    |                 | none              |
 | StandaloneWorker | standalone         | draft reads it | 1 ragged, S - 1 more |                 | none              |
 | NgramWorker      | ngram              | into the trie  | none                 | out of the trie | into the trie     |

@@ -50,7 +50,7 @@ class SpecWorker(Worker):
     def __init__(self, target: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig) -> None:
         super().__init__(target, allocator, stats)
         self.config = config  # of the round that is next, or under way
-        self.steps = AdaptiveSteps(config)  # makes it
+        self.steps = AdaptiveSteps(config)
         self.chain = ChainBuffers()
         self.observed = False  # does somebody watch the round that is under way?
 

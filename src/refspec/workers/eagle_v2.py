@@ -93,6 +93,9 @@ class EagleWorkerV2(EagleWorkerV1):
         return batch.keep(batch.going_on())
 
     def launch(self, batch: RunningBatch, observer: Observer | None = None) -> tuple[RunningBatch, LaunchedRound]:
+        """The device's half of a round. Afterwards the batch's lengths, bonus tokens and draft_input are what the
+        device will have computed; nothing waits for it.
+        """
         recorder = RoundRecorder(self.stats, self.config) if observer else None
         self.observed = observer is not None
         with self.phase("reserve"):
@@ -120,6 +123,10 @@ class EagleWorkerV2(EagleWorkerV1):
         return batch, LaunchedRound(batch.requests, rows, futures, candidates, tree, verified, observer, recorder)
 
     def collect(self, in_flight: RoundInFlight) -> None:
+        """The host's half: wait for the results, and append the accepted tokens of each request that has not ended.
+
+        Where a request asks for log-probabilities, this waits for the round launched since, too.
+        """
         assert isinstance(in_flight, LaunchedRound)
         requests, results, n = in_flight.requests, in_flight.results, self.config.num_draft_tokens
         with self.phase("commit"):

@@ -39,7 +39,6 @@ from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch, positions_from
 from refspec.runtime.runner import ModelRunner
-from refspec.spec.chain import ChainBuffers
 from refspec.spec.draft import propose
 from refspec.workers.base import Stats
 from refspec.workers.eagle_v1 import SpecWorker
@@ -59,7 +58,6 @@ class MultiLayerWorker(SpecWorker):
         super().__init__(target, allocator, stats, config)
         self.layers, self.front = list(layers), len(layers) - 1
         self.reads_ahead = len(layers)
-        self.chain = ChainBuffers()
         self.kept: Tensor | None = None  # (rows of the request table, front, H) target hidden states, the newest last
 
     @property
@@ -81,7 +79,7 @@ class MultiLayerWorker(SpecWorker):
         """All guesses are there already."""
         start = batch.draft_input
         assert start is not None
-        self.chain.fits(batch, self.config)
+        self.chain.fits(batch, self.config)  # it does: this makes the constants
         tokens, scores = start.topk_index.split(1, dim=1), start.topk_p.cumprod(dim=1).split(1, dim=1)
         no_slots = start.topk_index.unsqueeze(1)[:, :, :0]
         return self.chain.candidates(list(tokens), list(scores), no_slots, start.draft_probs)
