@@ -11,6 +11,7 @@ import pytest
 import torch
 from builders import agreeing_now_and_then, generate_watched, ragged_prompts, random_logits
 from pairwise import pairwise
+from torch import Tensor
 
 from refspec import Engine, SamplingParams, SpecConfig
 from refspec.contracts import Candidates, DraftInput, ForwardBatch, ForwardOutput, VerifyInput
@@ -102,8 +103,8 @@ def assert_equal(ours: object, theirs: object, *but: str) -> None:
             assert len(mine) == len(other)
             for pair in zip(mine, other, strict=True):
                 check(*pair)
-        elif mine is None:
-            assert other is None
+        elif not isinstance(mine, Tensor):
+            assert mine == other
         else:
             assert (mine.dtype, mine.shape) == (other.dtype, other.shape)
             assert torch.equal(mine, other)

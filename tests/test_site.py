@@ -407,7 +407,7 @@ def copy(tmp_path: Path) -> Path:
     """Its sources, docs and chapters; no notebooks and no reference, which take long."""
     repo = tmp_path / "repo"
     leave_out = shutil.ignore_patterns("__pycache__", "tiny", "training")
-    for name in ("src", "docs", "chapters"):
+    for name in ("src", "docs", "chapters", "tests/plugin_example"):
         shutil.copytree(REPO / name, repo / name, ignore=leave_out)
     shutil.rmtree(repo / "docs" / "reference")
     (repo / "src" / "refspec" / "models" / "tiny").symlink_to(REPO / "src" / "refspec" / "models" / "tiny")
