@@ -131,6 +131,6 @@ def engine_of(steps: int, batch: int, path: str, turns: int, device: torch.devic
 def count_operations(engine: EngineOfStandIns) -> tuple[int, int]:
     """Calls of refspec.kernels and operations of torch in the engine's next round."""
     before = launches.total()
-    with OperationCounter() as counter:  # type: ignore[no-untyped-call]
+    with OperationCounter() as counter:  # type: ignore[no-untyped-call] # torch's modes are not typed
         engine.step()
     return launches.total() - before, counter.count

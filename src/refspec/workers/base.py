@@ -212,11 +212,15 @@ class Worker(ABC):
     def launch(self, batch: RunningBatch, observer: Observer | None = None) -> tuple[RunningBatch, RoundInFlight]:
         """Tell the device to do a round, and wait for nothing. Returns the batch, all requests still in it, as it will
         be afterwards: its lengths and tokens are on the device, and in_flight_tokens count what they may have grown by.
+        Asked only where `can_overlap` is true.
         """
         raise NotImplementedError
 
     def collect(self, in_flight: RoundInFlight) -> None:
-        """Wait for the round, and give the requests their tokens; those that have finished meanwhile get none."""
+        """Wait for the round, and give the requests their tokens; those that have finished meanwhile get none.
+
+        in_flight: what `launch` returned; no worker that cannot overlap is ever asked.
+        """
         raise NotImplementedError
 
     def prefill_target(self, batch: RunningBatch) -> tuple[ForwardOutput, torch.Tensor]:

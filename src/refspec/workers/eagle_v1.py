@@ -135,8 +135,8 @@ class SpecWorker(Worker):
         return None
 
 
-class EagleWorkerV1(SpecWorker):
-    """Target and EAGLE-style draft over one set of slots: EAGLE, EAGLE-3, and MTP with one layer."""
+class DraftModelWorker(SpecWorker):
+    """A worker whose guesses come from one draft model. Raises ValueError if that has fewer ids than topk asks for."""
 
     def __init__(
         self, target: ModelRunner, draft: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig
@@ -146,11 +146,15 @@ class EagleWorkerV1(SpecWorker):
             raise ValueError(f"topk is {config.topk}, but the draft can propose only {draft.choices} ids")
         self.draft_runner = draft
 
-    reads_ahead = 1
-
     @property
     def runners(self) -> list[ModelRunner]:
         return [self.target, self.draft_runner]
+
+
+class EagleWorkerV1(DraftModelWorker):
+    """Target and EAGLE-style draft over one set of slots: EAGLE, EAGLE-3, and MTP with one layer."""
+
+    reads_ahead = 1
 
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """The draft's slots are back before the tree's are taken, so it is the larger number of the two."""

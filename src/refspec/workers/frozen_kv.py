@@ -21,7 +21,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from refspec.config import SpecConfig
 from refspec.contracts import (
     Candidates,
     CommitOutput,
@@ -30,28 +29,15 @@ from refspec.contracts import (
     ForwardOutput,
     VerifyOutput,
 )
-from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import RunningBatch
-from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import TreeInfo, candidates_of, propose, select_top_k_tokens
-from refspec.workers.base import Stats
-from refspec.workers.eagle_v1 import SpecWorker
+from refspec.workers.eagle_v1 import DraftModelWorker
 
 
-class FrozenKVWorker(SpecWorker):
+class FrozenKVWorker(DraftModelWorker):
     """A target, and an assistant over the target's pool. See the module's docstring."""
 
-    def __init__(
-        self, target: ModelRunner, draft: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig
-    ) -> None:
-        super().__init__(target, allocator, stats, config)
-        self.draft_runner = draft
-
     reads_ahead = 0
-
-    @property
-    def runners(self) -> list[ModelRunner]:
-        return [self.target, self.draft_runner]
 
     def read_prompt(self, batch: RunningBatch, out: ForwardOutput, slots: Tensor) -> RunningBatch:
         """The assistant reads nothing: what the target has cached is all there is."""

@@ -27,32 +27,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from refspec.config import SpecConfig
 from refspec.contracts import Candidates, CommitOutput, DraftInput, ForwardOutput, VerifyOutput
 from refspec.kernels import assign_draft_cache_locs, assign_req_to_token
-from refspec.memory.allocator import SlotAllocator
 from refspec.requests.request import Request, RunningBatch
 from refspec.runtime.rows import causal_batch, positions_from
-from refspec.runtime.runner import ModelRunner
 from refspec.spec.draft import Branches, propose, split_into_pages
-from refspec.workers.base import Stats
-from refspec.workers.eagle_v1 import SpecWorker
+from refspec.workers.eagle_v1 import DraftModelWorker
 
 
-class StandaloneWorker(SpecWorker):
+class StandaloneWorker(DraftModelWorker):
     """Two language models over one set of slots. See the module's docstring."""
 
-    def __init__(
-        self, target: ModelRunner, draft: ModelRunner, allocator: SlotAllocator, stats: Stats, config: SpecConfig
-    ) -> None:
-        super().__init__(target, allocator, stats, config)
-        self.draft_runner = draft
-
     reads_ahead = 0
-
-    @property
-    def runners(self) -> list[ModelRunner]:
-        return [self.target, self.draft_runner]
 
     def slots_for_round(self, kv_lens: Sequence[int], held_lens: Sequence[int] | None = None) -> int:
         """The larger number of the two, as EAGLE's; the draft's are those of a text that is one token longer."""
