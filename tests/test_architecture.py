@@ -14,6 +14,8 @@ FILES = sorted((SOURCE / "refspec").rglob("*.py"))
 # From the ground up. A module imports what lies on a lower floor, or on its own. "" is the package itself, which hands
 # out the engine's names.
 FLOORS = [
+    "printable",
+    "cache",
     "config",
     "contracts",
     "trace",

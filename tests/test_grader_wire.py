@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from refspec.grader.compare import UnlikeError, first_difference, named_arrays, same, unchanged
 from refspec.grader.judge import read_reply
-from refspec.grader.printable import printable
 from refspec.grader.wire import DTYPES, MessageError, Other, decode, dumps, encode, loads
+from refspec.printable import printable
 
 NAN = float("nan")
 

@@ -6,10 +6,11 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from torch import Tensor
 
 # Built in, and what each is. workers/registry.py says how they are put together, and how others are added.
@@ -341,6 +342,8 @@ class SamplingParams:
 
 def algorithm_entry_points() -> dict[str, EntryPoint]:
     """By name, the algorithms that installed packages offer. None of them is imported by this."""
+    from importlib.metadata import entry_points  # takes longer to load than all else here
+
     return {found.name: found for found in entry_points(group=ALGORITHM_GROUP) if found.name not in ALGORITHMS}
 
 

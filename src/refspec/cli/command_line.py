@@ -14,21 +14,56 @@ A fault of refspec itself keeps its traceback.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from refspec.grader.printable import printable
+from refspec.printable import printable
 
 # What typer raises for a bad command line. Where it can be imported from differs between typer's versions.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class LateCommands(Mapping[str, Any]):
+    """Commands of a group, each imported when it is first asked for: who runs one does not wait for all.
+
+    places: "module:attribute" of each, a Typer of its own or a function; with a second one, the class of the command.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[str, ...]]) -> None:
+        self._places = dict(places)
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            found, *classes = (_imported(place) for place in self._places[name])
+            if isinstance(found, typer.Typer):
+                self._loaded[name] = typer.main.get_group(found)
+                self._loaded[name].name = name
+            else:
+                alone = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+                alone.command(name, cls=classes[0] if classes else None)(found)
+                self._loaded[name] = typer.main.get_command(alone)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _imported(place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class UsageError(ValueError):

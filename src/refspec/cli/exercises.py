@@ -22,8 +22,8 @@ from refspec.cli.render import plural
 from refspec.cli.whole_file import whole_file
 from refspec.grader.exercise import HINTS, Exercise, all_exercises, find_exercise, select_exercises
 from refspec.grader.limits import Limits
-from refspec.grader.printable import printable
 from refspec.grader.workspace import Workspace, WorkspaceError, find_workspace, read_file, submitted_file
+from refspec.printable import printable
 
 if TYPE_CHECKING:
     from refspec.grader.judge import Judge, Result

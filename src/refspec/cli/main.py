@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from refspec import __version__
-from refspec.cli.algorithm import AlgorithmCommand
-from refspec.cli.bench import bench_app
-from refspec.cli.command_line import CommandLine
-from refspec.cli.demo import demo
-from refspec.cli.doctor import doctor
-from refspec.cli.dp_demo import dp_demo
-from refspec.cli.exercises import exercises, grade, hint, reset, start
-from refspec.cli.generate import generate
-from refspec.cli.oracle import oracle_app
-from refspec.cli.quiz import quiz
-from refspec.cli.serve_demo import serve_demo
-from refspec.cli.site import site_app
-from refspec.cli.trace import trace_app
+from refspec.cli.command_line import CommandLine, LateCommands
+
+# In the order in which help lists them, and where each is.
+COMMANDS = {
+    "generate": ("refspec.cli.generate:generate", "refspec.cli.algorithm:AlgorithmCommand"),
+    "demo": ("refspec.cli.demo:demo",),
+    "serve-demo": ("refspec.cli.serve_demo:serve_demo", "refspec.cli.algorithm:AlgorithmCommand"),
+    "dp-demo": ("refspec.cli.dp_demo:dp_demo",),
+    "trace": ("refspec.cli.trace:trace_app",),
+    "bench": ("refspec.cli.bench:bench_app",),
+    "oracle": ("refspec.cli.oracle:oracle_app",),
+    "exercises": ("refspec.cli.exercises:exercises",),
+    "start": ("refspec.cli.exercises:start",),
+    "grade": ("refspec.cli.exercises:grade",),
+    "hint": ("refspec.cli.exercises:hint",),
+    "reset": ("refspec.cli.exercises:reset",),
+    "quiz": ("refspec.cli.quiz:quiz",),
+    "history": ("refspec.cli.history.app:history_app",),
+    "site": ("refspec.cli.site:site_app",),
+    "doctor": ("refspec.cli.doctor:doctor",),
+}
+
+
+class _AllCommands(CommandLine):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LateCommands(COMMANDS)  # type: ignore[assignment] # typer only reads it
+
 
 app = typer.Typer(
-    cls=CommandLine,
+    cls=_AllCommands,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=AlgorithmCommand)(generate)
-app.add_typer(trace_app, name="trace")
-app.add_typer(bench_app, name="bench")
-app.add_typer(oracle_app, name="oracle")
-app.command()(demo)
-app.command(cls=AlgorithmCommand)(serve_demo)
-app.command()(dp_demo)
-for command in (exercises, start, grade, hint, reset):
-    app.command()(command)
-app.command()(quiz)
-app.add_typer(site_app, name="site")
-app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -40,11 +40,11 @@ from refspec.grader import wire
 from refspec.grader.compare import Arrays, Difference, UnlikeError, first_difference, named_arrays, same, unchanged
 from refspec.grader.exercise import Exercise, Misconception
 from refspec.grader.limits import Limits
-from refspec.grader.printable import printable
 from refspec.grader.problems import LARGEST, Case, Pick, Problem, problem_of
 from refspec.grader.sandbox import Job, JudgeError, Outcome, Sandbox
 from refspec.grader.wire import NO_FUNCTION, REFUSED, MessageError, Plain
 from refspec.grader.workspace import WorkspaceError, read_file
+from refspec.printable import printable
 
 Verdict = Literal["pass", "fail", "error", "timeout", "not_started"]
 

@@ -1,9 +1,9 @@
 """SGLang's published wheels: fetched, checked by hash, and unpacked as far as the oracle needs them.
 
-They lie in a cache folder: $REFSPEC_CACHE, else `refspec` in $XDG_CACHE_HOME, else ~/.cache/refspec; in it
-`sglang/<version>/` holds the unpacked files and a manifest with the hash of each. Whatever is made is made in a folder
-beside it, which takes its place as a whole or is removed. So an interrupted fetch leaves nothing behind (what a killed
-one leaves, the next removes), and two at a time do each other no harm.
+They lie in the cache folder (refspec.cache); in it `sglang/<version>/` holds the unpacked files and a manifest with the
+hash of each. Whatever is made is made in a folder beside it, which takes its place as a whole or is removed. So an
+interrupted fetch leaves nothing behind (what a killed one leaves, the next removes), and two at a time do each other no
+harm.
 
 Nothing of SGLang is installed or imported as a package, and nothing of it is part of refspec.
 """
@@ -33,6 +33,8 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import psutil
+
+from refspec import cache
 
 Progress = Callable[[str, int, int], object]  # what is being done, bytes done, bytes in all
 
@@ -118,16 +120,9 @@ WHEELS = {
 def cache_folder() -> Path:
     """Where the wheels lie; it need not exist. Raises WheelError where no home folder is known."""
     try:
-        if chosen := os.environ.get("REFSPEC_CACHE"):
-            return Path(chosen).expanduser().absolute()
-        chosen = os.environ.get("XDG_CACHE_HOME", "")
-        if os.path.isabs(chosen):  # a relative one is to be ignored, says its specification
-            return Path(chosen) / "refspec"
-        return Path.home() / ".cache" / "refspec"
-    except RuntimeError:
-        raise WheelError(
-            "no home folder is known: set REFSPEC_CACHE to the full path of a folder for SGLang's wheels"
-        ) from None
+        return cache.folder()
+    except cache.NoHomeError as error:
+        raise WheelError(f"{error} for SGLang's wheels") from None
 
 
 def states() -> list[WheelState]:

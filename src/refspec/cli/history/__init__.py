@@ -1,0 +1,1 @@
+"""`refspec history`: parse, ask refspec.history, show."""

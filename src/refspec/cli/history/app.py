@@ -1,0 +1,35 @@
+"""`refspec history`, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from refspec.cli.command_line import CommandLine, LateCommands
+
+# In the order in which help lists them, and where each is.
+COMMANDS = {
+    "overview": ("refspec.cli.history.overview:overview",),
+}
+
+
+class _HistoryCommands(CommandLine):
+    """Without a command, or with options alone, `overview` is meant."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LateCommands(COMMANDS)  # type: ignore[assignment] # typer only reads it
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and not {"-h", "--help"} & set(args)):
+            args = ["overview", *args]
+        return super().parse_args(ctx, args)
+
+
+history_app = typer.Typer(cls=_HistoryCommands, rich_markup_mode=None)
+
+
+@history_app.callback()
+def _group() -> None:
+    """Walk the git history of SGLang's speculative decoding, in a clone of SGLang or in the embedded catalogue."""

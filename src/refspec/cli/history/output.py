@@ -1,0 +1,86 @@
+"""How commands of `refspec history` print: through a pager where it is long, in colour where that is wanted.
+
+At a terminal, what is too wide is cut or wrapped to it. Into a file or a pipe nothing is, unless COLUMNS says so.
+Texts that git handed out go through `shown`: titles may hold whatever their authors typed, escapes included.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from refspec.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNBOUNDED = 10_000  # columns, more than any line here takes
+
+
+def shown(text: str) -> str:
+    """A text of others, on one line, that does nothing to a terminal."""
+    return printable(" ".join(text.split("\n"))).replace("\t", " ")
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout. Characters beyond ASCII, control characters too, become escapes."""
+    print(json.dumps(document, indent=2))
+
+
+def console(**settings: Any) -> Console:
+    """A console on stdout that takes texts as they are: no markup, no guessed colours, no emoji."""
+    from rich.console import Console
+
+    settings = {"highlight": False, "markup": False, "emoji": False} | settings
+    made = Console(**settings)
+    if not made.is_terminal and "width" not in settings and not os.environ.get("COLUMNS", "").isdigit():
+        made.width = UNBOUNDED
+    return made
+
+
+@contextmanager
+def paged(pager: bool = True) -> Iterator[Console]:
+    """A console whose output goes to stdout, or to a pager if it is more than the terminal shows at once.
+
+    Nothing is printed if the block raises. $PAGER is the pager, else less; an empty one, or cat, is none.
+    """
+    real = console()
+    if not (pager and real.is_terminal and _pager()):
+        yield real
+        return
+    kept = io.StringIO()
+    yield console(file=kept, force_terminal=True, width=real.width, color_system=_colours(real), no_color=real.no_color)
+    text = kept.getvalue()
+    if text.count("\n") < real.height and real.is_terminal:
+        sys.stdout.write(text)
+    else:
+        _page(text)
+
+
+def _colours(real: Console) -> Any:
+    return real.color_system or "standard"
+
+
+def _pager() -> str:
+    command = os.environ.get("PAGER", "less").strip()
+    return "" if command == "cat" else command
+
+
+def _page(text: str) -> None:
+    """Hands the text to the pager. It gets the settings that git gives it: colours pass, short texts leave at once."""
+    environment = {"LESS": "FRX", "LV": "-c"} | dict(os.environ)
+    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's while it runs
+    try:
+        process = subprocess.Popen(_pager(), shell=True, stdin=subprocess.PIPE, env=environment)
+        process.communicate(text.encode(sys.stdout.encoding or "utf-8", errors="backslashreplace"))
+    finally:
+        signal.signal(signal.SIGINT, ours)
+    if process.returncode == 127:  # the shell found no such program
+        sys.stdout.write(text)

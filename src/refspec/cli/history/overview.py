@@ -1,0 +1,60 @@
+"""`refspec history overview`, and `refspec history` alone: the first screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_of
+from refspec.cli.history.output import console, print_json
+from refspec.history import catalogue
+
+NEXT = (
+    ("refspec history story", "the instructive commits, one by one"),
+    ("refspec history log", "all commits; --help lists its filters"),
+    ("refspec history dir --releases", "how the folder grew"),
+    ("refspec history claims", "77 statements about this code, and what is true of them"),
+    ("refspec history explore", "all of it on a full screen"),
+)
+
+
+def overview(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_json: Json = False) -> None:
+    """What there is to see: the folder's commits by quarter, and where to go on. Needs no clone."""
+    source = source_of(clone, catalogue_only, as_json)
+    commits, releases, reach = catalogue.commits(), catalogue.releases(), catalogue.reach()
+    quarters = Counter(_quarter(commit.author_date) for commit in commits)
+    if as_json:
+        print_json(
+            {
+                "directory": catalogue.DIRECTORY,
+                "commits": len(commits),
+                "commits_by_quarter": dict(sorted(quarters.items())),
+                "releases": len(releases),
+                "story": len(catalogue.story()),
+                "claims": len(catalogue.claims()),
+                "reach": asdict(reach),
+                "clone": str(source.clone.folder) if source.clone else None,
+                "why": source.why,
+            }
+        )
+        return
+    out = console()
+    out.print(f"SGLang's {catalogue.DIRECTORY}", style="bold")
+    out.print(f"{len(commits)} commits on the main line from {commits[0].author_date[:10]} to {reach.date}")
+    out.print()
+    widest = max(quarters.values())
+    bar = "#" if out.options.ascii_only else "█"
+    for quarter, number in sorted(quarters.items()):
+        out.print(f"  {quarter}  {number:4}  {bar * round(number / widest * 40)}", no_wrap=True, overflow="crop")
+    out.print()
+    for command, purpose in NEXT:
+        out.print(f"  {command:31} {purpose}", no_wrap=True, overflow="ellipsis")
+    out.print()
+    if source.clone:
+        out.print(f"Clone: {source.clone.folder} ({source.why}); main line: {source.clone.main.name}", soft_wrap=True)
+    else:
+        out.print("No clone at hand, so the catalogue answers: refspec history clone makes one.", soft_wrap=True)
+
+
+def _quarter(date: str) -> str:
+    return f"{date[:4]} Q{(int(date[5:7]) + 2) // 3}"

@@ -1,0 +1,12 @@
+"""SGLang's git history, walked: how its folder of speculative decoding came to be what it is.
+
+| module      | what it answers                                                                                  |
+|-------------|--------------------------------------------------------------------------------------------------|
+| `catalogue` | facts that are known without a clone: commits, releases, instructive commits, claims             |
+| `clone`     | one clone of SGLang, asked in bulk through git, never written to, never reaching for the network |
+| `sources`   | which clone, if any                                                                              |
+| `commits`   | the commits of a folder, off a clone or off the catalogue                                        |
+
+What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
+titles and names of files only.
+"""

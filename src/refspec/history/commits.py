@@ -1,0 +1,93 @@
+"""The commits of a folder, off a clone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from refspec.history import catalogue
+from refspec.history.catalogue import DIRECTORY, Commit, FileChange
+from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
+
+# Separated by NUL, which no message holds, with a hash in front: whatever a title looks like, it cannot be taken for
+# something else.
+_FORMAT = "%H%x00%aI%x00%cI%x00%aN%x00%s"
+_FIELDS = 5
+
+
+def read_commits(clone: Clone, path: str = DIRECTORY, revision: str | None = None) -> list[Commit]:
+    """Every commit up to `revision` (a hash; None: the main line) that touches `path`, the oldest first.
+
+    Two files are one that was renamed if they are alike by half, as git has it by default. Where the clone lacks
+    contents, only files that moved unchanged are found in that way; of commits that the catalogue knows, its word is
+    taken. Lines are the catalogue's as well, so of later commits they are None. Raises LacksError if the clone has no
+    lists of files.
+    """
+    revision = revision or clone.main.commit
+    known = catalogue.commits_by_hash() if path == DIRECTORY else {}
+    try:
+        said, whole = _log(clone, path, revision, "-M"), True
+    except LacksError:
+        said, whole = _log(clone, path, revision, "-M100%"), False
+    found = []
+    for commit in _parsed(said, clone.boundary):
+        fact = known.get(commit.hash)
+        if fact:
+            commit = replace(
+                commit,
+                changes=commit.changes if whole else fact.changes,
+                lines_added=fact.lines_added,
+                lines_deleted=fact.lines_deleted,
+                crossings=fact.crossings,
+            )
+        found.append(commit)
+    return found[::-1]
+
+
+def pull_request(subject: str) -> int | None:
+    """The number of the pull request that a title ends with, as in "Fix (#12)"."""
+    number = re.search(r"\(#(\d+)\)\s*$", subject)
+    return int(number[1]) if number else None
+
+
+def _log(clone: Clone, path: str, revision: str, renames: str) -> bytes:
+    return clone.git(
+        "log", "-z", f"--format={_FORMAT}", "--raw", "--no-abbrev", renames, *PLAIN_DIFF, revision, "--", path
+    )
+
+
+def _parsed(said: bytes, boundary: frozenset[str]) -> list[Commit]:
+    """`git log -z --raw`: five fields of a commit, then its files, each `:modes hashes status` and one or two paths."""
+    fields = said.decode(errors="replace").split("\0")
+    found: list[Commit] = []
+    at = 0
+    while at + _FIELDS <= len(fields):
+        hash_, authored, committed, author, subject = fields[at : at + _FIELDS]
+        at += _FIELDS
+        changes = []
+        while at < len(fields) and (not fields[at].strip("\n") or fields[at].lstrip("\n").startswith(":")):
+            if not fields[at].strip("\n"):
+                at += 1
+                continue
+            status = fields[at].rsplit(" ", 1)[-1][0]
+            if status in "RC":
+                changes.append(FileChange(status, fields[at + 2], fields[at + 1]))
+                at += 3
+            else:
+                changes.append(FileChange(status, fields[at + 1]))
+                at += 2
+        if hash_ in boundary:
+            changes = []  # git shows it as if it had added all that there is
+        found.append(
+            Commit(
+                hash_,
+                authored,
+                committed,
+                pull_request(subject),
+                subject,
+                tuple(changes),
+                author=author,
+                boundary=hash_ in boundary,
+            )
+        )
+    return found
