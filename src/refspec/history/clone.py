@@ -1,15 +1,18 @@
 """One clone of SGLang, asked through git in bulk: never written to, and the network is not touched.
 
 Any kind of clone will do: bare, mirror, worktree, shallow, blobless, of SHA-1 or SHA-256. What it lacks is said.
-Three habits keep it from harm. Names that a user gives (revisions) reach git through its standard input, where nothing
+Four habits keep it from harm. Names that a user gives (revisions) reach git through its standard input, where nothing
 is an option, and come back as hashes; only those, and paths behind a `--`, stand on command lines. Settings of the
-user's that would change what is parsed are overruled. And git may not fetch what a partial clone lacks.
+user's or of the clone's that would change what is parsed, or run a program, are overruled. git may not fetch what a
+partial clone lacks. And it runs in the clone's .git folder, as if that were the work tree: so a path counts from the
+top, in a submodule too, and what happens to be checked out has no say.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,14 +27,22 @@ OLDEST_GIT = (2, 25)
 # Upstream's main line is the first of these that the clone has. A fork's HEAD may be any other branch.
 MAIN_LINES = ("refs/remotes/origin/main", "refs/heads/main", "refs/heads/master", "HEAD")
 
-# Settings that would change what git prints, and what they are by default.
+OURS = "refspec.clone"  # the setting by which a clone that `refspec history clone` made is known
+
+# Settings that would change what git prints or run a program, and what they are by default.
 SETTINGS = {
+    "advice.graftFileDeprecated": "false",
     "color.ui": "false",
-    "core.quotePath": "false",
-    "core.pager": "cat",
+    "core.abbrev": "10",
+    "core.attributesFile": os.devnull,
     "core.commentChar": "#",
+    "core.fsmonitor": "false",
+    "core.hooksPath": os.devnull,
+    "core.pager": "cat",
+    "core.quotePath": "false",
     "diff.algorithm": "default",
     "diff.context": "3",
+    "diff.dstPrefix": "b/",
     "diff.indentHeuristic": "true",
     "diff.interHunkContext": "0",
     "diff.mnemonicPrefix": "false",
@@ -40,6 +51,7 @@ SETTINGS = {
     "diff.relative": "false",
     "diff.renameLimit": "1000",
     "diff.renames": "true",
+    "diff.srcPrefix": "a/",
     "diff.submodule": "short",
     "diff.suppressBlankEmpty": "false",
     "grep.lineNumber": "false",
@@ -53,21 +65,24 @@ SETTINGS = {
     "log.showRoot": "true",
     "log.showSignature": "false",
     "format.pretty": "medium",
+    "mailmap.file": os.devnull,
 }
-# For every `git log` and `git diff`: the diff itself, whatever programs of the user's there are to show another.
+# For every `git log`, `git diff` and `git show`: the diff itself, whatever programs there are to show another.
 PLAIN_DIFF = ("--no-color", "--no-ext-diff", "--no-textconv")
 
 # Variables that point git to another repository than the one asked for, as in a hook or an alias of git's.
-_ELSEWHERE = (
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR GIT_DIR GIT_GRAFT_FILE GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE "
-    "GIT_INTERNAL_SUPER_PREFIX GIT_NAMESPACE GIT_OBJECT_DIRECTORY GIT_PREFIX GIT_QUARANTINE_PATH GIT_REPLACE_REF_BASE "
-    "GIT_SHALLOW_FILE GIT_WORK_TREE GIT_DIFF_OPTS GIT_EXTERNAL_DIFF GIT_NOTES_DISPLAY_REF GIT_NOTES_REF "
-    "GIT_GLOB_PATHSPECS GIT_ICASE_PATHSPECS GIT_NOGLOB_PATHSPECS GIT_LITERAL_PATHSPECS"
+ELSEWHERE = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_ATTR_SOURCE GIT_COMMON_DIR GIT_CONFIG GIT_DIR GIT_GRAFT_FILE "
+    "GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE GIT_INTERNAL_SUPER_PREFIX GIT_NAMESPACE GIT_OBJECT_DIRECTORY GIT_PREFIX "
+    "GIT_QUARANTINE_PATH GIT_REPLACE_REF_BASE GIT_SHALLOW_FILE GIT_WORK_TREE GIT_DIFF_OPTS GIT_EXTERNAL_DIFF "
+    "GIT_NOTES_DISPLAY_REF GIT_NOTES_REF GIT_GLOB_PATHSPECS GIT_ICASE_PATHSPECS GIT_NOGLOB_PATHSPECS "
+    "GIT_LITERAL_PATHSPECS"
 ).split()
 _ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "none",  # what a partial clone lacks it lacks;
     "GIT_NO_LAZY_FETCH": "1",  # older gits know the first only
     "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_GRAFT_FILE": os.devnull,  # the commit's own parents, whatever info/grafts gives it
     "GIT_LITERAL_PATHSPECS": "1",  # a path is that path, whatever it looks like
     "GIT_NO_REPLACE_OBJECTS": "1",  # the commit itself, whatever `git replace` put in its place
     "GIT_OPTIONAL_LOCKS": "0",
@@ -96,23 +111,37 @@ class MainLine:
     commit: str
 
 
+@dataclass(frozen=True)
+class Head:
+    """What HEAD is. branch: its whole name, "refs/heads/main"; None if detached. commit: None if it is unborn."""
+
+    branch: str | None
+    commit: str | None
+
+
 class Clone:
     """A clone in `folder`, or around it.
 
-    Raises GitError if git is missing or too old, if there is no repository, or if git refuses to read it.
+    From then on, this process is without the variables that point git elsewhere (ELSEWHERE). Raises GitError if git is
+    missing or too old, if there is no repository, or if git refuses to read it.
     """
 
     def __init__(self, folder: Path) -> None:
-        for name in _ELSEWHERE:
+        for name in ELSEWHERE:
             os.environ.pop(name, None)
         self.folder = folder
         self._git = _git(folder)
-        said, complaint, status = self._execute(["rev-parse", "--absolute-git-dir", "--git-common-dir"])
+        self.git_version = ".".join(map(str, self._git.version_info))
+        said, complaint, status = self._execute(
+            ["rev-parse", "--is-bare-repository", "--git-common-dir", "--absolute-git-dir"]
+        )
         if status:
             raise GitError(_refusal(folder, complaint))
-        git_dir, common = os.fsdecode(said).splitlines()[-2:]
+        bare, common, git_dir = os.fsdecode(said).removesuffix("\n").split("\n", 2)
+        self.is_bare = bare == "true"
         self.git_dir = Path(git_dir)
         self.common_dir = (folder / common).resolve()  # of a linked worktree: the repository that it belongs to
+        self._git = type(self._git)(git_dir)
 
     # --- asking
 
@@ -123,8 +152,11 @@ class Clone:
         if the clone lacks an object that is needed, GitError for whatever else makes git end with another status than
         those allowed.
         """
-        overruled = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
-        said, complaint, status = self._execute([f"--git-dir={self.git_dir}", *overruled, *arguments], stdin)
+        here = (f"--git-dir={self.git_dir}", f"--work-tree={self.git_dir}")
+        # Whose commits are whose is HEAD's .mailmap to say; git cannot ask for it and do without if it is not there.
+        overruled = SETTINGS | ({} if self.is_partial else {"mailmap.blob": "HEAD:.mailmap"})
+        settings = [part for name, value in overruled.items() for part in ("-c", f"{name}={value}")]
+        said, complaint, status = self._execute([*here, *settings, *arguments], stdin)
         if status not in allowed:
             raise self._failure(complaint)
         return said
@@ -136,17 +168,18 @@ class Clone:
         """
         for name in names:
             if name.startswith("-"):
-                raise HistoryError(f"a revision cannot begin with '-': {name}")
-            if not name or any(c in name for c in "\n\0"):
-                raise HistoryError(f"not a revision: {name!r}")
-        found = self.check(*(f"{name}^{{commit}}" for name in names))
+                raise HistoryError(f"a revision cannot begin with '-': {_short(name)}")
+            if not name or any(c in "\n\0" or "\ud800" <= c < "\udc80" for c in name):
+                raise HistoryError(f"not a revision: {_short(name)!r}")
+        # Behind ":/", all that follows is the text that is looked for, and what is found is a commit.
+        found = self.check(*(name if name.startswith(":/") else f"{name}^{{commit}}" for name in names))
         return [entry[0] if entry else None for entry in found]
 
     def commit(self, name: str) -> str:
         """The hash of the commit that `name` means. Raises LacksError if the clone has none of that name."""
         (found,) = self.resolve(name)
         if found is None:
-            raise LacksError(f"this clone lacks the revision {name}{self.remedy()}")
+            raise LacksError(f"this clone lacks the revision {_short(name)}{self.remedy()}")
         return found
 
     def check(self, *names: str) -> list[tuple[str, str, int] | None]:
@@ -160,7 +193,7 @@ class Clone:
             "cat-file", "--batch-check", stdin="".join(f"{name}\n" for name in names).encode(errors="surrogateescape")
         )
         found: list[tuple[str, str, int] | None] = []
-        for line in lines.splitlines():
+        for line in lines.split(b"\n")[: len(names)]:
             hash_, _, rest = line.partition(b" ")
             kind, _, size = rest.partition(b" ")
             known = _HEX.fullmatch(hash_) and size.isdigit()
@@ -201,15 +234,15 @@ class Clone:
         raise LacksError(f"there is no commit in {self.folder}: name a clone of SGLang with --clone")
 
     @cached_property
-    def is_shallow(self) -> bool:
-        """Does its history end before the first commit?"""
-        return (self.common_dir / "shallow").is_file()
+    def head(self) -> Head:
+        """The branch that HEAD is on, and the commit that it means."""
+        branch = self.git("symbolic-ref", "-q", "HEAD", allowed=(0, 1)).decode(errors="replace").strip()
+        return Head(branch or None, self.resolve("HEAD")[0])
 
     @cached_property
-    def filter(self) -> str | None:
-        """What it was cloned without, as git's --filter has it: "blob:none", "tree:0", ...; None if without nothing."""
-        said = self.git("config", "--get-regexp", r"^remote\..*\.partialclonefilter$", allowed=(0, 1))
-        return said.decode(errors="replace").splitlines()[0].partition(" ")[2] if said else None
+    def is_shallow(self) -> bool:
+        """Does its history end before the first commit?"""
+        return bool(self.boundary)
 
     @cached_property
     def boundary(self) -> frozenset[str]:
@@ -219,8 +252,56 @@ class Clone:
         except FileNotFoundError:
             return frozenset()
 
+    @property
+    def is_partial(self) -> bool:
+        """May objects be missing, because git would fetch them when they are needed?"""
+        return any(
+            name == "extensions.partialclone" or (name.endswith(".promisor") and value.lower() in ("", "true", "yes", "1"))
+            for name, value in self._settings.items()
+        )
+
+    @property
+    def filter(self) -> str | None:
+        """What it was cloned without, as git's --filter has it: "blob:none", "tree:0", ...; None if without nothing."""
+        filters = (value for name, value in self._settings.items() if name.endswith(".partialclonefilter"))
+        return next(filters, "unknown" if self.is_partial else None)
+
+    @property
+    def object_format(self) -> str:
+        """What hashes it has: "sha1" or "sha256"."""
+        return self._settings.get("extensions.objectformat", "sha1")
+
+    @property
+    def is_submodule(self) -> bool:
+        """Is it part of another repository, which keeps its .git folder?"""
+        return "core.worktree" in self._settings and "modules" in self.git_dir.parts
+
+    @property
+    def is_linked(self) -> bool:
+        """Is it a work tree that `git worktree add` made beside a repository?"""
+        return self.git_dir.resolve() != self.common_dir
+
+    @property
+    def is_ours(self) -> bool:
+        """Did `refspec history clone` make it?"""
+        return OURS in self._settings
+
+    @cached_property
+    def _settings(self) -> dict[str, str]:
+        """Those of its settings that say what it is, by their names in lower case but for what stands in the middle."""
+        wanted = rf"^(remote\..*\.(promisor|partialclonefilter)|extensions\..*|core\.worktree|{re.escape(OURS)})$"
+        said, complaint, status = self._execute(
+            [f"--git-dir={self.git_dir}", "config", "--null", "--get-regexp", wanted]
+        )
+        if status not in (0, 1):
+            raise GitError(_refusal(self.folder, complaint))
+        return dict(part.partition("\n")[::2] for part in said.decode(errors="replace").split("\0") if part)
+
     def remedy(self) -> str:
         """What may bring what the clone lacks, to go behind a message that says so; "" if nothing is known to."""
+        if self.is_ours and (self.is_shallow or self.is_partial):
+            whole = "" if self.is_shallow else "--full "
+            return f" (refspec history clone {whole}{shlex.quote(str(self.folder))} brings the rest)"
         if self.is_shallow:
             return " (it is shallow: git fetch --unshallow brings the rest)"
         return ""
@@ -245,18 +326,30 @@ class Clone:
         return bytes(said), complaint, int(status)
 
     def _failure(self, complaint: str) -> HistoryError:
-        lines = [line for line in complaint.splitlines() if line.startswith(("fatal:", "error:"))]
-        said = (lines or complaint.splitlines() or ["git failed, and does not say why"])[0]
         # A partial clone says that it could not fetch; which words it has for that depends on git's version.
-        if self.filter and re.search(
-            r"promisor|could not fetch|transport .* not allowed|missing (blob|tree)", complaint
+        if self.is_partial and re.search(
+            r"promisor|could not fetch|lazy fetching disabled|transport .* not allowed"
+            r"|missing (blob|tree)|unable to read (tree )?[0-9a-f]{40}",
+            complaint,
         ):
-            what = "file contents" if self.filter.startswith("blob") else "its lists of files"
+            what = "its lists of files" if str(self.filter).startswith("tree") else "file contents"
+            remedy = self.remedy() or " (refspec history clone makes one that has them)"
             return LacksError(
                 f"this clone lacks what that needs: it was made without {what} (--filter={self.filter}), and nothing "
-                "is fetched here (refspec history clone --full makes a whole one)"
+                f"is fetched here{remedy}"
             )
-        return GitError(f"git cannot read {self.folder}: {said} (git fsck says more)")
+        return GitError(f"git cannot read {self.folder}: {reason(complaint)} (git fsck says more)")
+
+
+def reason(complaint: str) -> str:
+    """The line of git's complaint that says why it ended. Others may be hints, warnings, or what GIT_TRACE asks for."""
+    lines = complaint.strip().splitlines()
+    said = [line for line in lines if line.startswith(("fatal:", "error:"))]
+    return (said or lines or ["it does not say why"])[0]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 100 else name[:100] + "..."
 
 
 def _git(folder: Path) -> Git:
@@ -284,4 +377,4 @@ def _refusal(folder: Path, complaint: str) -> str:
         return f"git refuses {folder}, which belongs to another user; if you trust it, run: {advice[0]}"
     if "not a git repository" in complaint:
         return f"not a git repository: {folder} (name a clone of SGLang)"
-    return f"git cannot read {folder}: {next(iter(complaint.splitlines()), 'it does not say why')}"
+    return f"git cannot read {folder}: {reason(complaint)}"

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from refspec import cache
 from refspec.history import catalogue
-from refspec.history.clone import Clone, GitError, HistoryError
+from refspec.history.clone import MAIN_LINES, Clone, HistoryError, LacksError
 
 OWN_CLONE = "sglang.git"  # what `refspec history clone` makes, in the cache folder
 HOW_TO_GET_ONE = "refspec history clone makes one, --clone PATH names one"
 
 
 @dataclass(frozen=True)
+class PassedOver:
+    """A repository that was looked at and not taken. broken: it may well be what was meant, but cannot be read."""
+
+    folder: Path
+    reason: str
+    broken: bool
+
+
+@dataclass(frozen=True)
 class Source:
     """What answers: a clone, or where it is None the catalogue alone.
 
-    why: how it was chosen. ignored: what was looked at before, and why it was not taken.
+    why: how it was chosen. passed_over: what was looked at before, and not taken.
     """
 
     clone: Clone | None
     why: str
-    ignored: tuple[str, ...] = ()
+    passed_over: tuple[PassedOver, ...] = ()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What is wrong with each of those before it that cannot be read."""
+        return tuple(other.reason for other in self.passed_over if other.broken)
 
     def needed(self, what: str) -> Clone:
         """The clone. Raises HistoryError, which says that `what` needs one, if there is none."""
@@ -40,34 +55,61 @@ def find_source(named: Path | None = None, *, catalogue_only: bool = False) -> S
         return Source(None, "the catalogue alone was asked for")
     if named is not None:
         return Source(Clone(named), "named with --clone or REFSPEC_SGLANG")
-    ignored: list[str] = []
-    for folder, why in ((Path.cwd(), "the current folder is in it"), (own_clone(), "made by refspec history clone")):
+    passed_over: list[PassedOver] = []
+    for folder, why in _candidates():
         if not _may_hold_a_repository(folder):
             continue
         try:
             clone = Clone(folder)
             if is_sglang(clone):
-                return Source(clone, why, tuple(ignored))
-        except GitError as error:
-            ignored.append(str(error))
-    return Source(None, "none was found", tuple(ignored))
+                return Source(clone, why, tuple(passed_over))
+        except HistoryError as error:
+            passed_over.append(PassedOver(folder, str(error), broken=True))
+        else:
+            passed_over.append(PassedOver(folder, f"no clone of SGLang: {folder}", broken=False))
+    return Source(None, "none was found", tuple(passed_over))
 
 
 def own_clone() -> Path:
-    """Where `refspec history clone` puts a clone, unless told otherwise. It need not exist."""
+    """Where `refspec history clone` puts a clone, unless told otherwise. It need not exist.
+
+    Raises NoHomeError where no home folder is known.
+    """
     return cache.folder() / OWN_CLONE
 
 
 def is_sglang(clone: Clone) -> bool:
-    """Has it the commit that the folder began with, or, as a shallow one may, SGLang's folder of packages?"""
+    """Has it the commit that the folder began with, or, as a shallow one may, SGLang's folder of packages?
+
+    Raises LacksError if a partial clone has neither that commit nor the lists of files to tell by.
+    """
     first = catalogue.commits()[0].hash
-    names = [first, *(f"{name}:python/sglang" for name in ("refs/remotes/origin/main", "refs/heads/main", "HEAD"))]
-    return any(clone.check(*names))
+    try:
+        if any(clone.check(first)):
+            return True
+    except LacksError:
+        pass  # an older git does not say that it is missing, but that it could not be fetched
+    tips = [tip for tip in clone.resolve(*MAIN_LINES) if tip]
+    return any(clone.check(*(f"{tip}:python/sglang" for tip in tips)))
+
+
+def _candidates() -> list[tuple[Path, str]]:
+    """Where to look, and how that would be told. Without a home there is no clone of refspec's."""
+    found = []
+    try:
+        found.append((Path.cwd(), "the current folder is in it"))
+    except FileNotFoundError:  # it was deleted meanwhile
+        pass
+    try:
+        found.append((own_clone(), "made by refspec history clone"))
+    except cache.NoHomeError:
+        pass
+    return found
 
 
 def _may_hold_a_repository(folder: Path) -> bool:
     """Without starting git, which takes longer than all the catalogue's work."""
     return any(
-        (place / ".git").exists() or ((place / "HEAD").exists() and (place / "objects").exists())
+        os.path.exists(place / ".git") or (os.path.exists(place / "HEAD") and os.path.exists(place / "objects"))
         for place in (folder, *folder.parents)
     )
