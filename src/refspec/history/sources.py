@@ -101,7 +101,8 @@ def _candidates() -> list[tuple[Path, str]]:
     except FileNotFoundError:  # it was deleted meanwhile
         pass
     try:
-        found.append((own_clone(), "made by refspec history clone"))
+        if own_clone().is_dir():
+            found.append((own_clone(), "made by refspec history clone"))
     except cache.NoHomeError:
         pass
     return found

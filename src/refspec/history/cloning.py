@@ -1,0 +1,413 @@
+"""A clone of SGLang, made or brought up to date: the one place where the history asks the network, or writes.
+
+`git clone` cannot go on where it was interrupted, so here the history comes in steps, each of which keeps what it
+brought: the main line's last 500 commits, then four times as many and so on until all are there, then the tags, then
+the contents of files in batches. What is there already says which step is next. The clone is bare, and unless all of it
+is asked for it is partial: of the contents of files it has those of CONTENTS alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from refspec.history.catalogue import DIRECTORY
+from refspec.history.clone import ELSEWHERE, MAIN_LINES, OURS, Clone, GitError, HistoryError, reason
+
+CONTENTS = (DIRECTORY,)
+FIRST_STEP = 500  # commits
+STEP_GROWTH = 4
+CONTENTS_STEP = 1000  # files' contents in one batch
+CONTENTS_STEP_OF_ALL = 20_000
+OLDEST_GIT_FOR_CONTENTS = (2, 29)
+TRANSPORTS = ("https", "ssh", "git", "file")
+
+# Our own run changes nothing but what it says: no housekeeping, no hooks, no other repositories. A server that sends
+# nothing for a minute is given up.
+_SETTINGS = (
+    "core.fsmonitor=false core.hooksPath=/dev/null fetch.fsckObjects=false fetch.prune=false fetch.pruneTags=false "
+    "fetch.recurseSubmodules=false fetch.unpackLimit=1 fetch.writeCommitGraph=false gc.auto=0 http.lowSpeedLimit=1 "
+    "http.lowSpeedTime=60 maintenance.auto=false"
+).split()
+_HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cloned:
+    """A clone that is complete, as far as its source lets it be.
+
+    source: without a password. contents: "all", "folder" or "none". missing: contents of the folder that did not come,
+    or were not asked for. is_shallow: the source's own history does not reach back to the first commit. notes: what
+    else is worth saying.
+    """
+
+    folder: Path
+    source: str
+    main_line: str
+    commit: str
+    commits: int
+    tags: int
+    contents: str
+    missing: int
+    is_shallow: bool
+    size: int
+    notes: tuple[str, ...]
+
+
+def make_clone(
+    folder: Path, source: str | None, default_source: str, *, full: bool, contents: bool, tell: Tell | None = None
+) -> Cloned:
+    """Makes a clone in `folder`, goes on with one that was interrupted, or brings one up to date.
+
+    source: a URL, or the path of a repository; None: where the clone in `folder` is from, else default_source. full:
+    with the contents of all files. contents: with those of CONTENTS. tell: is handed what happens, a line at a time.
+    Raises HistoryError, and leaves `folder` as it is, if it holds something that was not made here; also if the source
+    cannot be read, or the connection breaks: what has come until then is kept.
+    """
+    folder = folder.resolve()
+    if not _is_ours(folder):
+        _make_empty(folder, checked_source(source or default_source), full, tell)
+    with _locked(folder) as lock:
+        repository = _Repository(folder, lock, tell)
+        if source is not None and checked_source(source) != repository.setting("remote.origin.url"):
+            was = without_password(repository.setting("remote.origin.url"))
+            raise HistoryError(f"{folder} is a clone of {was}: name another folder for one of {without_password(source)}")
+        notes = repository.bring_history()
+        if full:
+            repository.bring_contents(())
+            repository.forget_filter()
+        elif contents:
+            repository.bring_contents(CONTENTS)
+        clone = Clone(folder)
+        if clone.is_shallow:
+            notes.append("the source's own history is cut off, and so this one's is")
+        else:
+            repository.say("commit-graph")
+            try:
+                write_commit_graph(clone)
+            except HistoryError as error:
+                notes.append(str(error))
+        missing = len(repository.missing(CONTENTS))
+        return Cloned(
+            folder,
+            without_password(repository.setting("remote.origin.url")),
+            clone.main.name,
+            clone.main.commit,
+            int(repository.git("rev-list", "--count", clone.main.commit)),
+            len(repository.git("for-each-ref", "--format=.", "refs/tags").split()),
+            "all" if not clone.is_partial else "none" if missing else "folder",
+            missing,
+            clone.is_shallow,
+            sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+            tuple(notes),
+        )
+
+
+def checked_source(source: str) -> str:
+    """The source as git is to have it: a URL as it is, a path in full. Raises HistoryError for what is neither."""
+    if source.startswith("-"):
+        raise HistoryError(f"a source cannot begin with '-': {source} (a folder of that name is ./{source})")
+    if "::" in source or any(c < " " for c in source):
+        raise HistoryError(f"neither a URL nor a path: {source!r}")
+    scheme, is_url, _ = source.partition("://")
+    if is_url:
+        if scheme not in TRANSPORTS:
+            raise HistoryError(f"a clone comes over {', '.join(TRANSPORTS)}, not over {scheme}: {source}")
+        return source
+    path = Path(source)
+    if path.is_dir():
+        return str(path.resolve())
+    if re.match(r"[^/]+:", source) and not path.exists():  # as in git@host:path
+        return source
+    raise HistoryError(f"no such repository: {source}")
+
+
+def without_password(source: str) -> str:
+    """The source, to be shown."""
+    return re.sub(r"(?<=://)[^/@]*@", "", source)
+
+
+def write_commit_graph(clone: Clone) -> int:
+    """Has git write a commit-graph into the clone, with the paths that commits change; returns its size in bytes.
+
+    Raises HistoryError where git would write none: for a shallow clone, or where the clone's settings forbid it.
+    """
+    if clone.is_shallow:
+        raise HistoryError(f"git writes no commit-graph for a shallow clone{clone.remedy()}")
+    # Which paths a commit changes, git can tell from lists of files alone.
+    has_trees = not str(clone.filter).startswith("tree")
+    clone.git("commit-graph", "write", "--reachable", *(["--changed-paths"] if has_trees else []))
+    size = commit_graph_size(clone)
+    if size is None:
+        raise HistoryError(f"git wrote no commit-graph: is core.commitGraph off in {clone.folder}, or has it grafts?")
+    return size
+
+
+def commit_graph_size(clone: Clone) -> int | None:
+    """The size of the clone's commit-graph in bytes; None if it has none of its own."""
+    info = clone.common_dir / "objects" / "info"
+    files = [info / "commit-graph", *(info / "commit-graphs").glob("*.graph")]
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    return sum(sizes) if sizes else None
+
+
+class _Repository:
+    """The clone that is being made. lock: held by each git that runs in it, so that none can be left over unseen."""
+
+    def __init__(self, folder: Path, lock: int, tell: Tell | None) -> None:
+        self.folder = folder
+        self._lock = lock
+        self._tell = tell
+        self._step = ""
+        for left_over in (*folder.glob("objects/pack/tmp_*"), *folder.glob("*.lock"), *folder.glob("refs/**/*.lock")):
+            left_over.unlink(missing_ok=True)  # of a git that was killed
+
+    def say(self, step: str) -> None:
+        """Tells which step comes now."""
+        self._step = step
+        if self._tell:
+            self._tell(step)
+
+    def git(self, *arguments: str, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> str:
+        """What git prints. Raises HistoryError if it ends with another status than those allowed."""
+        return self._run(arguments, stdin, allowed)[0]
+
+    def setting(self, name: str) -> str:
+        """One of its settings, "" if it is not set."""
+        return self.git("config", "--get", name, allowed=(0, 1)).removesuffix("\n")
+
+    def bring_history(self) -> list[str]:
+        """All commits of the main line and all tags, each with its lists of files. Returns what is worth saying."""
+        notes: list[str] = []
+        main_line = self.setting("refspec.mainLine")
+        here = self.git("symbolic-ref", "HEAD").strip()
+        fetched = f"+{main_line}:{here}"
+        fresh = not self.git("for-each-ref", here)
+        if fresh:
+            self.say(f"the last {FIRST_STEP} commits")
+            if "filtering not recognized" in self._fetch(f"--depth={FIRST_STEP}", "--no-tags", "origin", fetched):
+                notes.append("the server cannot leave contents out, so all came (it lacks uploadpack.allowFilter)")
+                self.forget_filter()
+        cut_off = ""
+        while (boundary := self._boundary()) and boundary != cut_off:
+            cut_off = boundary
+            number = int(self.git("rev-list", "--count", here))
+            self.say(f"the last {number * STEP_GROWTH} commits")
+            self._fetch(f"--deepen={number * (STEP_GROWTH - 1)}", "--no-tags", "origin", fetched)
+        self.say("tags" if fresh else "what is new")
+        self._fetch("--update-shallow", "--no-tags", "origin", fetched, "+refs/tags/*:refs/tags/*")
+        return notes
+
+    def bring_contents(self, paths: tuple[str, ...]) -> None:
+        """The contents of all files below `paths`, of all if there are none, in every version that a commit has."""
+        missing = self.missing(paths)
+        version = tuple(map(int, re.findall(r"\d+", self.git("version"))[:2]))
+        if missing and version < OLDEST_GIT_FOR_CONTENTS:
+            raise GitError("bringing contents apart from the rest needs git 2.29 or newer (or a new clone with --full)")
+        step = CONTENTS_STEP if paths else CONTENTS_STEP_OF_ALL
+        for at in range(0, len(missing), step):
+            self.say(f"contents, {at} of {len(missing)}")
+            batch = "".join(f"{hash_}\n" for hash_ in missing[at : at + step]).encode()
+            # As git does it when it needs what a partial clone lacks.
+            self._fetch("--no-tags", "--no-write-fetch-head", "--stdin", "origin", negotiate=False, stdin=batch)
+
+    def missing(self, paths: tuple[str, ...]) -> list[str]:
+        """The objects below `paths` that some commit has and the clone has not."""
+        said = self.git("rev-list", "--objects", "--no-object-names", "--missing=print", "--all", "--", *paths)
+        return [line[1:] for line in said.splitlines() if line.startswith("?")]
+
+    def forget_filter(self) -> None:
+        """It is a whole clone from now on."""
+        for name in ("remote.origin.promisor", "remote.origin.partialCloneFilter", "extensions.partialClone"):
+            self.git("config", "--unset", name, allowed=(0, 5))
+
+    def _boundary(self) -> str:
+        """Where history is cut off: hashes of commits, "" if it is whole."""
+        try:
+            return (self.folder / "shallow").read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ""
+
+    def _fetch(self, *arguments: str, negotiate: bool = True, stdin: bytes = b"") -> str:
+        filtered = self.setting("remote.origin.partialCloneFilter")
+        options = [f"--filter={filtered}"] if filtered else []
+        settings = [] if negotiate else ["-c", "fetch.negotiationAlgorithm=noop"]
+        progress = "--progress" if self._tell else "--quiet"
+        return self._run((*settings, "fetch", progress, *options, *arguments), stdin)[1]
+
+    def _run(self, arguments: tuple[str, ...], stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> tuple[str, str]:
+        tell = (lambda line: self._tell(f"{self._step}: {line}")) if self._tell else None
+        status, said, complaint = _run_git(
+            (f"--git-dir={self.folder}", *arguments), stdin=stdin, tell=tell, keep=(self._lock,)
+        )
+        if status not in allowed:
+            raise _failure(complaint, self.folder, without_password(self.setting("remote.origin.url")))
+        return said, complaint
+
+
+def _make_empty(folder: Path, source: str, full: bool, tell: Tell | None) -> None:
+    """Makes the clone without anything in it. It appears in `folder` at once, with all its settings, or not at all."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise HistoryError(f"{folder} holds something else: name a new folder, or an empty one")
+    if tell:
+        tell("asking the source")
+    main_line, object_format = _main_line_of(source, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+        made = Path(place) / "made"
+        here = f"refs/heads/{main_line.rsplit('/', 1)[-1] if main_line in MAIN_LINES else main_line[11:]}"
+        settings = {
+            OURS: "true",
+            "refspec.mainLine": main_line,
+            "remote.origin.url": source,
+            "remote.origin.fetch": f"+{main_line}:{here}",
+            "remote.origin.tagOpt": "--tags",
+        }
+        if not full:
+            settings |= {"remote.origin.promisor": "true", "remote.origin.partialCloneFilter": "blob:none"}
+        steps = [
+            ("init", "--quiet", "--bare", "--template=", f"--object-format={object_format}", str(made)),
+            *((f"--git-dir={made}", "config", name, value) for name, value in settings.items()),
+            (f"--git-dir={made}", "symbolic-ref", "HEAD", here),
+        ]
+        for arguments in steps:
+            status, _, complaint = _run_git(arguments)
+            if status:
+                raise _failure(complaint, folder, source)
+        os.rename(made, folder)
+
+
+def _main_line_of(source: str, folder: Path) -> tuple[str, str]:
+    """The source's name for the main line, and what hashes it has."""
+    status, said, complaint = _run_git(("ls-remote", "--symref", "--", source, "HEAD", "main", "master"))
+    if status:
+        raise _failure(complaint, folder, without_password(source))
+    refs: dict[str, str] = {}
+    pointed = ""
+    for line in said.splitlines():
+        value, _, name = line.partition("\t")
+        if _HASH.fullmatch(value):
+            refs[name] = value
+        elif name == "HEAD" and value.startswith("ref: refs/heads/"):
+            pointed = value.removeprefix("ref: ")
+    for name in (*MAIN_LINES[:-1], pointed):
+        if name in refs:
+            return name, "sha256" if len(refs[name]) == 64 else "sha1"
+    if pointed and "HEAD" in refs:
+        return pointed, "sha256" if len(refs["HEAD"]) == 64 else "sha1"
+    raise HistoryError(f"{without_password(source)} has no branch main, no branch master, and none that its HEAD is on")
+
+
+def _is_ours(folder: Path) -> bool:
+    if not (folder / "config").is_file():
+        return False
+    status, said, _ = _run_git(("config", "--file", str(folder / "config"), "--get", OURS))
+    return status == 0 and said.strip() == "true"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Nobody else makes a clone in this folder at the same time. The lock ends with the last process that has it."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HistoryError(f"another refspec history clone is at work in {folder}") from None
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _run_git(
+    arguments: tuple[str, ...], *, stdin: bytes = b"", tell: Tell | None = None, keep: tuple[int, ...] = ()
+) -> tuple[int, str, str]:
+    """Runs git, which may use the network. Returns its status, what it printed, and what it complained of.
+
+    If this process is interrupted, git and whatever it started end with it. Raises GitError if there is no git.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": ":".join(TRANSPORTS)}
+    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
+    program = shutil.which("git")
+    if program is None:
+        raise GitError("git is needed: install it, then run this again")
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
+        given.write(stdin)
+        given.seek(0)
+        process = subprocess.Popen(
+            [program, *settings, *arguments],
+            stdin=given,
+            stdout=printed,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            pass_fds=keep,
+        )
+        try:
+            complaint = _followed(process, tell)
+            status = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        printed.seek(0)
+        return status, printed.read().decode(errors="surrogateescape"), complaint
+
+
+def _followed(process: subprocess.Popen[bytes], tell: Tell | None) -> str:
+    """What it says on stderr, but for its progress: lines that are followed by their next version."""
+    assert process.stderr
+    kept, rest = b"", b""
+    with process.stderr as stream:
+        while piece := os.read(stream.fileno(), 65_536):
+            *whole, rest = re.split(rb"(?<=[\r\n])", rest + piece)
+            for line in whole:
+                if line.endswith(b"\n"):
+                    kept += line
+                if tell and line.strip():
+                    tell(line.decode(errors="replace").strip())
+    return (kept + rest).decode(errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+            return
+
+
+def _failure(complaint: str, folder: Path, source: str) -> HistoryError:
+    """What became of it, and what to do."""
+    again = "the same command, run again, goes on from here"
+    if "No space left" in complaint or "Disk quota" in complaint:
+        return GitError(f"the disk is full: make room for {folder}; {again}")
+    if re.search(r"does(?:n't| not) appear to be a git repo|[Rr]epository .*not found|does not exist", complaint):
+        return GitError(f"there is no repository at {source}")
+    if "single object" in complaint or "unadvertised object" in complaint:
+        return GitError(f"{source} hands out no single objects: refspec history clone --full in a new folder needs none")
+    if re.search(
+        r"Could not resolve|unable to (access|look up|connect)|Connection (refused|timed out|reset)|unreachable"
+        r"|Could not read from remote|hung up|early EOF|RPC failed|unexpected disconnect|timed out",
+        complaint,
+    ):
+        return GitError(f"cannot reach {source}: {without_password(_cause(complaint))} ({again})")
+    return GitError(f"git cannot make the clone in {folder}: {without_password(reason(complaint))} ({again})")
+
+
+def _cause(complaint: str) -> str:
+    """Of a broken connection: the first line that is more than the consequence of another."""
+    said = [line for line in complaint.splitlines() if line.startswith(("fatal:", "error:", "ssh:"))]
+    return (said or [reason(complaint)])[0]
