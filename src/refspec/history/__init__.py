@@ -5,6 +5,8 @@
 | `catalogue` | facts that are known without a clone: commits, releases, instructive commits, claims             |
 | `clone`     | one clone of SGLang, asked in bulk through git, never written to, never reaching for the network |
 | `sources`   | which clone, if any                                                                              |
+| `cloning`   | a clone, made or brought up to date: the one module that asks the network, or writes             |
+| `inspection`| what a clone is, and what it can and cannot answer                                               |
 | `commits`   | the commits of a folder, off a clone or off the catalogue                                        |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,

@@ -89,6 +89,7 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 _HEX = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
+_ROOT = re.compile(r"([0-9a-f]{64}|[0-9a-f]{40})(?![^:^~])")  # of a name that begins with a hash in full
 
 
 class HistoryError(ValueError):
@@ -185,33 +186,35 @@ class Clone:
     def check(self, *names: str) -> list[tuple[str, str, int] | None]:
         """Hash, type and size of each object, as `git cat-file --batch-check` has them; None where there is none.
 
-        A name may be any that git takes, such as f"{commit}:{path}"; it has no line breaks. One process for all.
+        A name may be any that git takes, such as f"{commit}:{path}"; it has no line breaks. At most two processes for
+        all. Raises LacksError if a name leads to contents or a list of files that a partial clone was made without.
         """
-        if not names:
-            return []
-        lines = self.git(
-            "cat-file", "--batch-check", stdin="".join(f"{name}\n" for name in names).encode(errors="surrogateescape")
+        there = self._there(names)
+        lines = iter(
+            self._batch("--batch-check", [name for name, is_there in zip(names, there, strict=True) if is_there]).split(
+                b"\n"
+            )
         )
         found: list[tuple[str, str, int] | None] = []
-        for line in lines.split(b"\n")[: len(names)]:
-            hash_, _, rest = line.partition(b" ")
+        for is_there in there:
+            hash_, _, rest = (next(lines) if is_there else b"").partition(b" ")
             kind, _, size = rest.partition(b" ")
             known = _HEX.fullmatch(hash_) and size.isdigit()
             found.append((hash_.decode(), kind.decode(), int(size)) if known else None)
         return found
 
     def objects(self, *names: str) -> Iterator[bytes | None]:
-        """The contents of each object, as `git cat-file --batch` has them; None where there is none. One process.
+        """The contents of each object, as `git cat-file --batch` has them; None where there is none.
 
-        A name may be any that git takes, such as f"{commit}:{path}"; it has no line breaks.
+        Names, processes and errors are those of `check`.
         """
-        if not names:
-            return
-        said = self.git(
-            "cat-file", "--batch", stdin="".join(f"{name}\n" for name in names).encode(errors="surrogateescape")
-        )
+        there = self._there(names)
+        said = self._batch("--batch", [name for name, is_there in zip(names, there, strict=True) if is_there])
         at = 0
-        for _ in names:
+        for is_there in there:
+            if not is_there:
+                yield None
+                continue
             end = said.index(b"\n", at)
             hash_, _, rest = said[at:end].partition(b" ")
             size = rest.partition(b" ")[2]
@@ -222,6 +225,39 @@ class Clone:
             else:
                 at = end + 1
                 yield None
+
+    def present(self, *hashes: str) -> frozenset[str]:
+        """Those of these hashes, each in full, whose objects are there. One process for all."""
+        if not hashes:
+            return frozenset()
+        # Unlike cat-file, rev-list can be kept from fetching by git 2.25 as well. The order of its options counts.
+        said = self.git(
+            "rev-list",
+            "--objects",
+            "--no-object-names",
+            "--filter=tree:0",
+            "--ignore-missing",
+            "--missing=allow-any",
+            "--no-walk=unsorted",
+            "--stdin",
+            stdin="".join(f"{hash_}\n" for hash_ in hashes).encode(),
+        )
+        return frozenset(said.decode().split())
+
+    def _there(self, names: Sequence[str]) -> list[bool]:
+        """May git be asked for each? Of a partial clone, git tries to fetch a hash that is not there, and ends."""
+        hashes = [_ROOT.match(name) for name in names] if self.is_partial else []
+        if not any(hashes):
+            return [True] * len(names)
+        present = self.present(*(hash_[0] for hash_ in hashes if hash_))
+        return [hash_ is None or hash_[0] in present for hash_ in hashes]
+
+    def _batch(self, command: str, names: Sequence[str]) -> bytes:
+        if not names:
+            return b""
+        return self.git(
+            "cat-file", command, stdin="".join(f"{name}\n" for name in names).encode(errors="surrogateescape")
+        )
 
     # --- what kind of clone it is
 
@@ -256,7 +292,8 @@ class Clone:
     def is_partial(self) -> bool:
         """May objects be missing, because git would fetch them when they are needed?"""
         return any(
-            name == "extensions.partialclone" or (name.endswith(".promisor") and value.lower() in ("", "true", "yes", "1"))
+            name == "extensions.partialclone"
+            or (name.endswith(".promisor") and value.lower() in ("", "true", "yes", "1"))
             for name, value in self._settings.items()
         )
 

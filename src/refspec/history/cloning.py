@@ -2,8 +2,8 @@
 
 `git clone` cannot go on where it was interrupted, so here the history comes in steps, each of which keeps what it
 brought: the main line's last 500 commits, then four times as many and so on until all are there, then the tags, then
-the contents of files in batches. What is there already says which step is next. The clone is bare, and unless all of it
-is asked for it is partial: of the contents of files it has those of CONTENTS alone.
+the contents of CONTENTS in batches. What is there already says which step is next. The clone is bare, and unless all of
+it is asked for it is partial: of the contents of files it has those of CONTENTS alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CONTENTS = (DIRECTORY,)
 FIRST_STEP = 500  # commits
 STEP_GROWTH = 4
 CONTENTS_STEP = 1000  # files' contents in one batch
-CONTENTS_STEP_OF_ALL = 20_000
 OLDEST_GIT_FOR_CONTENTS = (2, 29)
+OLDEST_GIT_TO_REFETCH = (2, 36)
 TRANSPORTS = ("https", "ssh", "git", "file")
 
 # Our own run changes nothing but what it says: no housekeeping, no hooks, no other repositories. A server that sends
@@ -82,13 +82,14 @@ def make_clone(
         repository = _Repository(folder, lock, tell)
         if source is not None and checked_source(source) != repository.setting("remote.origin.url"):
             was = without_password(repository.setting("remote.origin.url"))
-            raise HistoryError(f"{folder} is a clone of {was}: name another folder for one of {without_password(source)}")
+            raise HistoryError(
+                f"{folder} is a clone of {was}: name another folder for one of {without_password(source)}"
+            )
         notes = repository.bring_history()
         if full:
-            repository.bring_contents(())
-            repository.forget_filter()
+            repository.bring_everything()
         elif contents:
-            repository.bring_contents(CONTENTS)
+            repository.bring_contents()
         clone = Clone(folder)
         if clone.is_shallow:
             notes.append("the source's own history is cut off, and so this one's is")
@@ -98,7 +99,7 @@ def make_clone(
                 write_commit_graph(clone)
             except HistoryError as error:
                 notes.append(str(error))
-        missing = len(repository.missing(CONTENTS))
+        missing = len(repository.missing())
         return Cloned(
             folder,
             without_password(repository.setting("remote.origin.url")),
@@ -209,28 +210,40 @@ class _Repository:
         self._fetch("--update-shallow", "--no-tags", "origin", fetched, "+refs/tags/*:refs/tags/*")
         return notes
 
-    def bring_contents(self, paths: tuple[str, ...]) -> None:
-        """The contents of all files below `paths`, of all if there are none, in every version that a commit has."""
-        missing = self.missing(paths)
-        version = tuple(map(int, re.findall(r"\d+", self.git("version"))[:2]))
-        if missing and version < OLDEST_GIT_FOR_CONTENTS:
-            raise GitError("bringing contents apart from the rest needs git 2.29 or newer (or a new clone with --full)")
-        step = CONTENTS_STEP if paths else CONTENTS_STEP_OF_ALL
-        for at in range(0, len(missing), step):
+    def bring_everything(self) -> None:
+        """Of a partial clone, the contents of all files: one step, since servers take long to choose among them."""
+        if self.setting("remote.origin.partialCloneFilter"):
+            self._check_version(OLDEST_GIT_TO_REFETCH, "bringing all contents to a clone that was made without them")
+            self.say("everything once more, with all contents")
+            heads = self.setting("remote.origin.fetch")
+            self._fetch("--refetch", "--no-filter", "--no-tags", "origin", heads, "+refs/tags/*:refs/tags/*")
+            self.forget_filter()
+
+    def bring_contents(self) -> None:
+        """The contents of all files below CONTENTS, in every version that a commit has."""
+        missing = self.missing()
+        if missing:
+            self._check_version(OLDEST_GIT_FOR_CONTENTS, "bringing contents of some files alone")
+        for at in range(0, len(missing), CONTENTS_STEP):
             self.say(f"contents, {at} of {len(missing)}")
-            batch = "".join(f"{hash_}\n" for hash_ in missing[at : at + step]).encode()
+            batch = "".join(f"{hash_}\n" for hash_ in missing[at : at + CONTENTS_STEP]).encode()
             # As git does it when it needs what a partial clone lacks.
             self._fetch("--no-tags", "--no-write-fetch-head", "--stdin", "origin", negotiate=False, stdin=batch)
 
-    def missing(self, paths: tuple[str, ...]) -> list[str]:
-        """The objects below `paths` that some commit has and the clone has not."""
-        said = self.git("rev-list", "--objects", "--no-object-names", "--missing=print", "--all", "--", *paths)
+    def missing(self) -> list[str]:
+        """The objects below CONTENTS that some commit has and the clone has not."""
+        said = self.git("rev-list", "--objects", "--no-object-names", "--missing=print", "--all", "--", *CONTENTS)
         return [line[1:] for line in said.splitlines() if line.startswith("?")]
 
     def forget_filter(self) -> None:
         """It is a whole clone from now on."""
         for name in ("remote.origin.promisor", "remote.origin.partialCloneFilter", "extensions.partialClone"):
             self.git("config", "--unset", name, allowed=(0, 5))
+
+    def _check_version(self, oldest: tuple[int, int], purpose: str) -> None:
+        if tuple(map(int, re.findall(r"\d+", self.git("version"))[:2])) < oldest:
+            oldest_name = ".".join(map(str, oldest))
+            raise GitError(f"{purpose} needs git {oldest_name} or newer (or --full for a clone in a new folder)")
 
     def _boundary(self) -> str:
         """Where history is cut off: hashes of commits, "" if it is whole."""
@@ -247,9 +260,10 @@ class _Repository:
         return self._run((*settings, "fetch", progress, *options, *arguments), stdin)[1]
 
     def _run(self, arguments: tuple[str, ...], stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> tuple[str, str]:
-        tell = (lambda line: self._tell(f"{self._step}: {line}")) if self._tell else None
+        tell, step = self._tell, self._step
+        follow = (lambda line: tell(f"{step}: {line}")) if tell else None
         status, said, complaint = _run_git(
-            (f"--git-dir={self.folder}", *arguments), stdin=stdin, tell=tell, keep=(self._lock,)
+            (f"--git-dir={self.folder}", *arguments), stdin=stdin, tell=follow, keep=(self._lock,)
         )
         if status not in allowed:
             raise _failure(complaint, self.folder, without_password(self.setting("remote.origin.url")))
@@ -397,7 +411,9 @@ def _failure(complaint: str, folder: Path, source: str) -> HistoryError:
     if re.search(r"does(?:n't| not) appear to be a git repo|[Rr]epository .*not found|does not exist", complaint):
         return GitError(f"there is no repository at {source}")
     if "single object" in complaint or "unadvertised object" in complaint:
-        return GitError(f"{source} hands out no single objects: refspec history clone --full in a new folder needs none")
+        return GitError(
+            f"{source} hands out no single objects: refspec history clone --full in a new folder needs none"
+        )
     if re.search(
         r"Could not resolve|unable to (access|look up|connect)|Connection (refused|timed out|reset)|unreachable"
         r"|Could not read from remote|hung up|early EOF|RPC failed|unexpected disconnect|timed out",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from refspec import cache
 from refspec.history import catalogue
-from refspec.history.clone import MAIN_LINES, Clone, HistoryError, LacksError
+from refspec.history.clone import MAIN_LINES, Clone, HistoryError
 
 OWN_CLONE = "sglang.git"  # what `refspec history clone` makes, in the cache folder
 HOW_TO_GET_ONE = "refspec history clone makes one, --clone PATH names one"
@@ -83,12 +84,8 @@ def is_sglang(clone: Clone) -> bool:
 
     Raises LacksError if a partial clone has neither that commit nor the lists of files to tell by.
     """
-    first = catalogue.commits()[0].hash
-    try:
-        if any(clone.check(first)):
-            return True
-    except LacksError:
-        pass  # an older git does not say that it is missing, but that it could not be fetched
+    if clone.present(catalogue.commits()[0].hash):
+        return True
     tips = [tip for tip in clone.resolve(*MAIN_LINES) if tip]
     return any(clone.check(*(f"{tip}:python/sglang" for tip in tips)))
 
@@ -96,15 +93,11 @@ def is_sglang(clone: Clone) -> bool:
 def _candidates() -> list[tuple[Path, str]]:
     """Where to look, and how that would be told. Without a home there is no clone of refspec's."""
     found = []
-    try:
+    with suppress(FileNotFoundError):  # it was deleted meanwhile
         found.append((Path.cwd(), "the current folder is in it"))
-    except FileNotFoundError:  # it was deleted meanwhile
-        pass
-    try:
+    with suppress(cache.NoHomeError):
         if own_clone().is_dir():
             found.append((own_clone(), "made by refspec history clone"))
-    except cache.NoHomeError:
-        pass
     return found
 
 

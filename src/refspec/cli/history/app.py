@@ -11,6 +11,9 @@ from refspec.cli.command_line import CommandLine, LateCommands
 # In the order in which help lists them, and where each is.
 COMMANDS = {
     "overview": ("refspec.cli.history.overview:overview",),
+    "clone": ("refspec.cli.history.clone:clone",),
+    "where": ("refspec.cli.history.where:where",),
+    "doctor": ("refspec.cli.history.doctor:doctor",),
 }
 
 

@@ -1,0 +1,99 @@
+"""`refspec history where`: which clone answers, why that one, and what it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json
+from refspec.cli.history.output import console, print_json, shown
+from refspec.history import catalogue
+from refspec.history.clone import Clone
+from refspec.history.inspection import Kind, MainLineSeen, kind_of
+from refspec.history.sources import HOW_TO_GET_ONE, Source, find_source
+
+
+def where(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_json: Json = False) -> None:
+    """Say which clone is used and why, what kind it is, and how it compares with the catalogue."""
+    source = find_source(clone, catalogue_only=catalogue_only)
+    kind = kind_of(source.clone) if source.clone else None
+    if as_json:
+        print_json(_document(source, kind))
+        return
+    rows = []
+    if source.clone and kind:
+        rows += [("Clone", f"{source.clone.folder} ({source.why})"), ("git folder", str(source.clone.git_dir))]
+        if kind.is_linked:
+            rows.append(("belongs to", str(source.clone.common_dir)))
+        rows += [("Kind", _kind(source.clone, kind)), ("HEAD", _head(kind)), ("Main line", _main(kind.main))]
+    else:
+        rows.append(("Clone", f"none ({source.why}; {HOW_TO_GET_ONE})"))
+    rows.append(("Catalogue", _catalogue(kind.main if kind else None)))
+    rows += [("Passed over", f"{other.folder}: {other.reason}") for other in source.passed_over]
+    print_rows(rows)
+
+
+def print_rows(rows: list[tuple[str, str]]) -> None:
+    """Two columns, the second as wide as there is room."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, shown(text))
+    console().print(table)
+
+
+def _kind(clone: Clone, kind: Kind) -> str:
+    said = ["bare" if kind.is_bare else "with a work tree"]
+    if kind.is_linked:
+        said = ["a linked work tree"]
+    if kind.is_submodule:
+        said.append("a submodule")
+    if kind.is_shallow:
+        said.append(f"shallow (history is cut off at {len(clone.boundary)} commit{'s'[: len(clone.boundary) != 1]})")
+    if kind.filter:
+        said.append(f"partial (--filter={kind.filter})")
+    if kind.object_format != "sha1":
+        said.append(kind.object_format)
+    return ", ".join(said)
+
+
+def _head(kind: Kind) -> str:
+    if kind.head.branch is None:
+        return f"detached at {kind.head.commit[:10]}" if kind.head.commit else "detached, at nothing that is there"
+    name = kind.head.branch.removeprefix("refs/heads/")
+    return f"{name} at {kind.head.commit[:10]}" if kind.head.commit else f"{name}, which has no commit yet"
+
+
+def _main(main: MainLineSeen | None) -> str:
+    return f"{main.name} at {main.commit[:10]} of {main.date}" if main else "there is no commit"
+
+
+def _catalogue(main: MainLineSeen | None) -> str:
+    reach = catalogue.reach()
+    said = f"reaches to {reach.commit[:10]} of {reach.date}"
+    if main is None:
+        return said
+    if main.ahead is None or main.behind is None:
+        return f"{said}, which the clone has not"
+    if main.ahead and main.behind:
+        return f"{said}; since they parted, that has {main.behind} commits and the clone's main line {main.ahead}"
+    if main.ahead:
+        return f"{said}; the clone has {main.ahead} commits more"
+    return f"{said}; the clone's main line lacks {main.behind} of them" if main.behind else f"{said}, as the clone does"
+
+
+def _document(source: Source, kind: Kind | None) -> dict[str, Any]:
+    clone = source.clone
+    return {
+        "clone": str(clone.folder) if clone else None,
+        "why": source.why,
+        "git_dir": str(clone.git_dir) if clone else None,
+        "common_dir": str(clone.common_dir) if clone else None,
+        "kind": asdict(kind) if kind else None,
+        "boundary": sorted(clone.boundary) if clone else [],
+        "catalogue": asdict(catalogue.reach()),
+        "passed_over": [asdict(other) | {"folder": str(other.folder)} for other in source.passed_over],
+    }
