@@ -65,6 +65,7 @@ SETTINGS = {
     "log.showRoot": "true",
     "log.showSignature": "false",
     "format.pretty": "medium",
+    "mailmap.blob": "",  # in a bare clone it is HEAD's .mailmap, and a blobless one ends there for lack of it
     "mailmap.file": os.devnull,
 }
 # For every `git log`, `git diff` and `git show`: the diff itself, whatever programs there are to show another.

@@ -50,10 +50,18 @@ def pull_request(subject: str) -> int | None:
     return int(number[1]) if number else None
 
 
+def mailmap(clone: Clone) -> tuple[str, ...]:
+    """What to tell git, before its command, so that authors come out as the .mailmap of the main line has them.
+
+    Nothing if there is none, or if the clone lacks its contents. In a work tree, git reads the one that lies there too.
+    """
+    (found,) = clone.check(f"{clone.main.commit}:.mailmap")
+    return ("-c", f"mailmap.blob={found[0]}") if found else ()
+
+
 def _log(clone: Clone, path: str, revision: str, renames: str) -> bytes:
-    return clone.git(
-        "log", "-z", f"--format={_FORMAT}", "--raw", "--no-abbrev", renames, *PLAIN_DIFF, revision, "--", path
-    )
+    what = ["log", "-z", f"--format={_FORMAT}", "--raw", "--no-abbrev", renames, *PLAIN_DIFF]
+    return clone.git(*mailmap(clone), *what, revision, "--", path)
 
 
 def _parsed(said: bytes, boundary: frozenset[str]) -> list[Commit]:

@@ -14,6 +14,9 @@ COMMANDS = {
     "clone": ("refspec.cli.history.clone:clone",),
     "where": ("refspec.cli.history.where:where",),
     "doctor": ("refspec.cli.history.doctor:doctor",),
+    "log": ("refspec.cli.history.log:log",),
+    "show": ("refspec.cli.history.show:show",),
+    "diff": ("refspec.cli.history.diff:diff",),
 }
 
 

@@ -1,0 +1,76 @@
+"""`refspec history diff`: what changed between two commits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from refspec.cli.history.log import inside
+from refspec.cli.history.options import ClonePath, Json, Pager, source_of
+from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.patch_view import file_json, print_files, print_patches
+from refspec.history.catalogue import DIRECTORY
+from refspec.history.patches import compare
+from refspec.history.revisions import find
+
+LACKS = "this clone lacks contents of these files, so lines and the diff are not known (refspec history clone --full)"
+Commit = Annotated[
+    str, typer.Argument(help="A revision as git takes it, a release as 0.4.6, or a pull request as 26997 or #26997.")
+]
+
+
+def diff(
+    a: Commit,
+    b: Commit,
+    paths: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--path", help=f"A file or folder of SGLang's, or '.' for all; default: {DIRECTORY}. May be repeated."
+        ),
+    ] = None,
+    stat: Annotated[bool, typer.Option("--stat", help="Files and lines, without the diff.")] = False,
+    clone: ClonePath = None,
+    pager: Pager = True,
+    as_json: Json = False,
+) -> None:
+    """What changed in the folder from A to B: its files, and the diff. Needs a clone."""
+    wanted = [inside(path) for path in paths or [DIRECTORY]]
+    source = source_of(clone, as_json=as_json)
+    asked = source.needed("a diff")
+    old, new = find(source, a), find(source, b)
+    for named in (old, new):
+        asked.commit(named.hash)  # the catalogue may know one that the clone lacks
+    found = compare(asked, old.hash, new.hash, [] if "." in wanted else wanted)
+    added, deleted = found.lines() if found.whole else (None, None)
+    if as_json:
+        files = [file_json(file) for file in found.files]
+        if stat:
+            for file in files:
+                del file["patch"]
+        print_json(
+            {
+                "from": {"word": old.word, "reading": old.reading, "hash": old.hash, "note": old.note},
+                "to": {"word": new.word, "reading": new.reading, "hash": new.hash, "note": new.note},
+                "paths": wanted,
+                "lines_added": added,
+                "lines_deleted": deleted,
+                "files": files,
+            }
+        )
+    else:
+        with paged(pager) as out:
+            for named in (old, new):
+                if named.note:
+                    out.print(shown(named.note), style="bold", soft_wrap=True)
+            number = f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}"
+            lines = f", +{added} -{deleted}" if found.whole else ""
+            what = f"{shown(old.word)} ({old.hash[:10]}) to {shown(new.word)} ({new.hash[:10]})"
+            out.print(f"{what}, {', '.join(map(shown, wanted))}: {number}{lines}", soft_wrap=True)
+            print_files(out, found.files, DIRECTORY)
+            if found.files and found.whole and not stat:
+                out.print()
+                print_patches(out, found.files)
+    if not found.whole:
+        typer.echo(f"refspec: {LACKS}", err=True)
+        raise typer.Exit(1)

@@ -1,0 +1,249 @@
+"""`refspec history log`: the commits of the folder, chosen and counted."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from refspec.cli.command_line import UsageError
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pager, language, source_of
+from refspec.cli.history.output import paged, print_json, shown
+from refspec.history import catalogue
+from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, FileChange
+from refspec.history.clone import HistoryError
+from refspec.history.log import Choice, by_author, by_month, count_lines, day
+from refspec.history.sources import Source
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.segment import Segment
+
+NARROW = 72  # columns; below, a title has a line of its own
+
+Since = Annotated[str | None, typer.Option(metavar="DATE", help="From this day, month or year on, as 2026-06.")]
+Until = Annotated[str | None, typer.Option(metavar="DATE", help="Up to this day, month or year, with all of it.")]
+By = Annotated[
+    Literal["author", "committer"],
+    typer.Option(help="Whose local day counts for dates: that of who wrote a commit, or of who put it on main."),
+]
+PullRequests = Annotated[
+    list[str] | None, typer.Option("--pr", metavar="N", help="The commit of this pull request; may be repeated.")
+]
+Files = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file",
+        metavar="NAME",
+        help="Commits that touch this file, under its new or old name: a name in the folder, a whole path, a folder in "
+        "it, or a pattern as '*_worker.py'; may be repeated.",
+    ),
+]
+Text = Annotated[str | None, typer.Option("--text", metavar="WORDS", help="Each of these words is in the title.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="The newest N of these alone.")]
+Path = Annotated[str, typer.Option("--path", metavar="FOLDER", help="Another folder or file of SGLang; from a clone.")]
+
+
+def log(
+    since: Since = None,
+    until: Until = None,
+    by: By = "author",
+    prs: PullRequests = None,
+    files: Files = None,
+    text: Text = None,
+    limit: Limit = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The oldest first.")] = False,
+    path: Path = DIRECTORY,
+    months: Annotated[bool, typer.Option("--by-month", help="Count the commits of each month instead.")] = False,
+    authors: Annotated[
+        bool, typer.Option("--authors", help="Count those of each author instead; from a clone.")
+    ] = False,
+    clone: ClonePath = None,
+    catalogue_only: CatalogueOnly = False,
+    lang: Lang = None,
+    pager: Pager = True,
+    as_json: Json = False,
+) -> None:
+    """The commits on the main line that touch the folder, the newest first.
+
+    A day is the author's local day, unless --by committer. +/- are lines in the folder; a dash: not known.
+    """
+    if months and authors:
+        raise UsageError("--by-month and --authors: one of them at a time")
+    spoken = language(lang)
+    path = inside(path)
+    try:
+        choice = Choice(since, until, by, frozenset(pr_number(pr) for pr in prs or ()), tuple(files or ()), text or "")
+    except HistoryError as error:
+        raise UsageError(str(error)) from None
+    source = source_of(clone, catalogue_only, as_json)
+    if authors:
+        source.needed("who wrote a commit")
+    if path != DIRECTORY:
+        source.needed("another folder")
+    read = _read(source, path)
+    chosen = [commit for commit in read if choice.takes(commit, path)]
+    chosen = chosen[-limit:] if limit else chosen
+    if not (months or authors) and source.clone:
+        chosen = count_lines(source.clone, chosen, path)
+    if not reverse:
+        chosen = chosen[::-1]
+    if as_json:
+        document: dict[str, Any] = {"path": path, "found": len(chosen), "of": len(read), **_origin_json(source)}
+        if months:
+            document["by"] = by
+            document["months"] = by_month(chosen, by)
+        elif authors:
+            document["authors"] = [{"author": author, "commits": number} for author, number in by_author(chosen)]
+        else:
+            document["commits"] = [commit_json(commit) for commit in chosen]
+        print_json(document)
+        return
+    with paged(pager) as out:
+        if months:
+            _print_months(out, by_month(chosen, by), spoken)
+        elif authors:
+            _print_authors(out, by_author(chosen))
+        else:
+            _print_table(out, chosen, by)
+        out.print(_last_line(source, len(chosen), len(read)), style="dim", soft_wrap=True)
+
+
+def inside(path: str) -> str:
+    """A path within the repository, as git has it. Raises UsageError for one that leads out of it."""
+    normal = posixpath.normpath(path)
+    if posixpath.isabs(normal) or normal.split("/")[0] == ".." or "\0" in normal:
+        raise UsageError(f"--path is a path in SGLang's repository, as {DIRECTORY}, not '{path}'")
+    return normal
+
+
+def pr_number(text: str) -> int:
+    """27 of "27" or "#27". Raises UsageError for what is no number."""
+    digits = text.removeprefix("#")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+        raise UsageError(f"--pr takes the number of a pull request, as 26997, not '{text}'")
+    return int(digits)
+
+
+def pr_link(number: int) -> str:
+    """Where the pull request is read."""
+    return f"{REPOSITORY}/pull/{number}"
+
+
+def commit_json(commit: Commit) -> dict[str, Any]:
+    """What is known of a commit, for --json."""
+    return {
+        "hash": commit.hash,
+        "author_date": commit.author_date,
+        "committer_date": commit.committer_date,
+        "pr": commit.pr,
+        "url": pr_link(commit.pr) if commit.pr else None,
+        "subject": commit.subject,
+        "lines_added": commit.lines_added,
+        "lines_deleted": commit.lines_deleted,
+        "boundary": commit.boundary,
+        "files": [_change_json(change) for change in commit.changes],
+        "moved_across_the_border": [_change_json(change) for change in commit.crossings],
+    }
+
+
+def _change_json(change: FileChange) -> dict[str, str | None]:
+    return {"status": change.status, "path": change.path, "old_path": change.old_path}
+
+
+def _read(source: Source, path: str) -> Sequence[Commit]:
+    if source.clone is None:
+        return catalogue.commits()
+    from refspec.history.commits import read_commits
+
+    return read_commits(source.clone, path)
+
+
+def _origin_json(source: Source) -> dict[str, Any]:
+    if source.clone is None:
+        return {"source": "catalogue", "main": "main", "main_commit": catalogue.reach().commit, "shallow": False}
+    main = source.clone.main
+    return {
+        "source": str(source.clone.folder),
+        "main": main.name,
+        "main_commit": main.commit,
+        "shallow": source.clone.is_shallow,
+    }
+
+
+def _last_line(source: Source, found: int, read: int) -> str:
+    """How many these are, and who says so."""
+    number = f"{read} commit{'' if read == 1 else 's'}" if found == read else f"{found} of {read} commits"
+    if source.clone is None:
+        return f"{number} on main up to {catalogue.reach().date}, from the embedded catalogue ({source.why})"
+    main = source.clone.main
+    shallow = "; it is shallow, and what came before is not in it" if source.clone.is_shallow else ""
+    return shown(f"{number} on {main.name} up to {main.commit[:10]}, from the clone {source.clone.folder}{shallow}")
+
+
+def _print_table(out: Console, commits: Sequence[Commit], by: Literal["author", "committer"]) -> None:
+    """One line for each, by hand: a table of rich's takes longer than git does."""
+    from rich.segment import Segments
+
+    out.print(Segments(list(_rows(out, commits, by))), crop=False, end="")
+
+
+def _rows(out: Console, commits: Sequence[Commit], by: Literal["author", "committer"]) -> Iterator[Segment]:
+    from rich.segment import Segment
+    from rich.style import Style
+
+    hash_style, plus_style, minus_style = Style(color="yellow"), Style(color="green"), Style(color="red")
+    prs = [f"#{commit.pr}" if commit.pr else "" for commit in commits]
+    plus = [_signed("+", commit.lines_added) for commit in commits]
+    minus = [_signed("-", commit.lines_deleted) for commit in commits]
+    pr_width, plus_width, minus_width = (max(map(len, cells), default=0) for cells in (prs, plus, minus))
+    columns, ascii_only = out.width, out.options.ascii_only  # asked once: each time, rich measures the terminal anew
+    narrow = columns < NARROW
+    gap = " " if narrow else "  "
+    before_title = "\n  " if narrow else gap
+    room = columns - (2 if narrow else 10 + 10 + pr_width + plus_width + 1 + minus_width + 4 * len(gap))
+    for commit, pr, added, deleted in zip(commits, prs, plus, minus, strict=True):
+        yield Segment(day(commit, by) + gap)
+        yield Segment(commit.hash[:10], hash_style)
+        yield Segment(gap + " " * (pr_width - len(pr)))
+        if pr:
+            yield Segment(pr, Style(color="blue", link=pr_link(commit.pr or 0)))
+        yield Segment(f"{gap}{added:>{plus_width}}", plus_style)
+        yield Segment(f" {deleted:>{minus_width}}", minus_style)
+        title = shown(commit.subject.removesuffix(f" ({pr})"))
+        yield Segment(f"{before_title}{cut(title, room, ascii_only)}\n")
+
+
+def cut(text: str, columns: int, ascii_only: bool = False) -> str:
+    """The text, or as much of its beginning as fits, with an ellipsis behind."""
+    if text.isascii():
+        if len(text) <= columns:
+            return text
+    else:
+        from rich.cells import cell_len
+
+        if cell_len(text) <= columns:
+            return text
+    from rich.cells import set_cell_size
+
+    end = "..." if ascii_only else "…"
+    return set_cell_size(text, columns - len(end)).rstrip() + end
+
+
+def _signed(sign: str, lines: int | None) -> str:
+    return "-" if lines is None else f"{sign}{lines}"
+
+
+def _print_months(out: Console, months: dict[str, int], spoken: str) -> None:
+    widest = max(months.values(), default=1)
+    bar = "#" if out.options.ascii_only else "█"
+    room = max(min(60, out.width - 16), 1)
+    for month, number in months.items():
+        out.print(f"{month}  {number:4}  {bar * round(number / widest * room)}".rstrip(), no_wrap=True, overflow="crop")
+
+
+def _print_authors(out: Console, authors: list[tuple[str, int]]) -> None:
+    for author, number in authors:
+        out.print(f"{number:5}  {cut(shown(author), out.width - 7, out.options.ascii_only)}", no_wrap=True)

@@ -1,0 +1,124 @@
+"""Which commit is meant: a revision as git takes it, a release's version, or the number of a pull request."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from refspec.history import catalogue
+from refspec.history.catalogue import REPOSITORY
+from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.commits import pull_request
+from refspec.history.sources import Source
+
+_NUMBER = re.compile(r"(#?)(\d{1,9})", re.ASCII)
+_VERSION = re.compile(r"v?(\d+(?:\.\d+)+\w*(?:\.\w+)*)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Named:
+    """The commit that a word means.
+
+    hash: of the commit. here: is it in the clone? Else the catalogue alone knows of it. reading: how the word was read:
+    "PR" as a pull request, "release" as a version, "revision" as git reads it. note: what else it could have meant, or
+    "".
+    """
+
+    word: str
+    hash: str
+    here: bool
+    reading: Literal["PR", "release", "revision"]
+    note: str = ""
+
+
+def find(source: Source, word: str) -> Named:
+    """The commit that `word` means.
+
+    "#26997" is a pull request; so is a number of four to six digits if the catalogue or a title of the main line knows
+    it as one, even if a hash begins with the same digits. "0.4.6" and "v0.4.6" are releases. All else is a revision.
+    Raises LacksError if the clone has no such commit, and HistoryError without a clone if the catalogue has none.
+    """
+    if number := _NUMBER.fullmatch(word):
+        found = _pull_request(source, word, int(number[2]), sure=bool(number[1]))
+        if found:
+            return found
+    if version := _VERSION.fullmatch(word):
+        found = _release(source, word, version[1])
+        if found:
+            return found
+    if source.clone is None:
+        return Named(word, _in_catalogue(source, word), False, "revision")
+    return Named(word, source.clone.commit(word), True, "revision")
+
+
+def titles_with(clone: Clone, number: int) -> list[str]:
+    """Hashes of the main line's commits whose title ends with this pull request's number, the newest first."""
+    said = clone.git(
+        "log", "-z", "--format=%H%x00%s", "--fixed-strings", f"--grep=(#{number})", clone.main.commit, "--"
+    )
+    fields = said.decode(errors="replace").split("\0")
+    pairs = zip(fields[::2], fields[1::2], strict=False)
+    return [hash_ for hash_, subject in pairs if pull_request(subject) == number]
+
+
+def _pull_request(source: Source, word: str, number: int, sure: bool) -> Named | None:
+    if not sure and not 1000 <= number <= 999_999:
+        return None
+    known = [commit.hash for commit in (*catalogue.commits(), *catalogue.story()) if commit.pr == number]
+    if source.clone is None:
+        if known:
+            return Named(word, known[0], False, "PR", _also(source, word, known[0], sure))
+        if sure:
+            source.needed(f"PR #{number}, which the catalogue does not know,")
+        return None
+    here = [hash_ for hash_ in known if source.clone.resolve(hash_)[0]] or titles_with(source.clone, number)
+    if here:
+        return Named(word, here[0], True, "PR", _also(source, word, here[0], sure))
+    if known:
+        return Named(word, known[0], False, "PR")
+    if sure:
+        raise LacksError(f"no commit of PR #{number} on {source.clone.main.name} of this clone{source.clone.remedy()}")
+    return None
+
+
+def _also(source: Source, word: str, chosen: str, sure: bool) -> str:
+    """What the digits could mean beside the pull request."""
+    if sure:
+        return ""
+    if source.clone is None:
+        others = {commit.hash for commit in catalogue.commits() if commit.hash.startswith(word)} - {chosen}
+    else:
+        others = {hash_ for hash_ in source.clone.resolve(word) if hash_} - {chosen}
+    if not others:
+        return ""
+    other = min(others)
+    return f"{word} is read as PR #{word}; a commit's hash begins with it too: {other[:10]} names that one"
+
+
+def _release(source: Source, word: str, version: str) -> Named | None:
+    known = next((release.commit for release in catalogue.releases() if release.version == version), None)
+    if source.clone is None:
+        return Named(word, known, False, "release") if known else None
+    tag, as_it_is, commit = source.clone.resolve(f"refs/tags/v{version}", word, known or f"refs/tags/v{version}")
+    found = tag or as_it_is or commit
+    if found:
+        return Named(word, found, True, "release" if found in (tag, commit) else "revision")
+    raise LacksError(f"this clone lacks the tag v{version} (git fetch --tags {REPOSITORY} brings it)")
+
+
+def _in_catalogue(source: Source, word: str) -> str:
+    hashes = {commit.hash for commit in (*catalogue.commits(), *catalogue.story())}
+    hashes |= {release.commit for release in catalogue.releases()}
+    if word.startswith("-"):
+        raise HistoryError(f"a revision cannot begin with '-': {word}")
+    found = (
+        {hash_ for hash_ in hashes if hash_.startswith(word.lower())}
+        if re.fullmatch("[0-9a-fA-F]{4,40}", word)
+        else set()
+    )
+    if len(found) > 1:
+        raise HistoryError(f"{word} is the beginning of several hashes: {', '.join(sorted(h[:10] for h in found))}")
+    if not found:
+        source.needed(f"{word}, which the catalogue does not know,")
+    return found.pop()
