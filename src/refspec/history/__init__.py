@@ -8,6 +8,11 @@
 | `cloning`   | a clone, made or brought up to date: the one module that asks the network, or writes             |
 | `inspection`| what a clone is, and what it can and cannot answer                                               |
 | `commits`   | the commits of a folder, off a clone or off the catalogue                                        |
+| `log`       | commits chosen by day, pull request, file and title, and counted                                 |
+| `revisions` | which commit a word means: a revision, a release, a pull request                                 |
+| `patches`   | what changed between two trees, file by file                                                     |
+| `show`      | one commit, and the releases that held it first                                                  |
+| `reland`    | a first try, its revert, and what the reland has that the first try had not                      |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
 titles and names of files only.

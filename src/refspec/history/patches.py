@@ -41,10 +41,9 @@ class Hunk:
 class FileDiff:
     """What happened to one file.
 
-    status: A, D, M, R, T as in catalogue.FileChange. old_blob, new_blob: hashes, all zeros where there is no file; "" in the
-    catalogue, which has none.
-    lines_added, lines_deleted: None where they are not known, and for what is not text. patch: as git prints it, "" if
-    the clone lacks the contents.
+    status: A, D, M, R, T as in catalogue.FileChange. old_blob, new_blob: hashes, all zeros where there is no file; ""
+    in the catalogue, which has none. lines_added, lines_deleted: None where they are not known, and for what is not
+    text. patch: as git prints it, "" if the clone lacks the contents.
     """
 
     status: str

@@ -65,7 +65,8 @@ def titles_with(clone: Clone, number: int) -> list[str]:
 def _pull_request(source: Source, word: str, number: int, sure: bool) -> Named | None:
     if not sure and not 1000 <= number <= 999_999:
         return None
-    known = [commit.hash for commit in (*catalogue.commits(), *catalogue.story()) if commit.pr == number]
+    known = [commit.hash for commit in catalogue.commits() if commit.pr == number]
+    known = known or [commit.hash for commit in catalogue.story() if commit.pr == number]
     if source.clone is None:
         if known:
             return Named(word, known[0], False, "PR", _also(source, word, known[0], sure))
@@ -108,8 +109,8 @@ def _release(source: Source, word: str, version: str) -> Named | None:
 
 
 def _in_catalogue(source: Source, word: str) -> str:
-    hashes = {commit.hash for commit in (*catalogue.commits(), *catalogue.story())}
-    hashes |= {release.commit for release in catalogue.releases()}
+    hashes = {release.commit for release in catalogue.releases()}
+    hashes |= {commit.hash for commit in catalogue.commits()} | {commit.hash for commit in catalogue.story()}
     if word.startswith("-"):
         raise HistoryError(f"a revision cannot begin with '-': {word}")
     found = (

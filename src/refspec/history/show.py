@@ -136,8 +136,8 @@ def _from_clone(
             comparison = compare_around(clone, before, hash_, DIRECTORY, contents)
         if contents and not comparison.whole:
             lacks.append(
-                "this clone lacks contents of these files, so the diff is not known (refspec history clone --full makes "
-                "a whole one)"
+                "this clone lacks contents of these files, so the diff is not known (refspec history clone --full "
+                "makes a whole one)"
             )
     known = comparison.lines() if comparison and comparison.whole else None
     added, deleted = known or ((fact.lines_added, fact.lines_deleted) if fact else (None, None))

@@ -17,6 +17,7 @@ COMMANDS = {
     "log": ("refspec.cli.history.log:log",),
     "show": ("refspec.cli.history.show:show",),
     "diff": ("refspec.cli.history.diff:diff",),
+    "reland": ("refspec.cli.history.reland:reland",),
 }
 
 

@@ -212,8 +212,12 @@ def _rows(out: Console, commits: Sequence[Commit], by: Literal["author", "commit
             yield Segment(pr, Style(color="blue", link=pr_link(commit.pr or 0)))
         yield Segment(f"{gap}{added:>{plus_width}}", plus_style)
         yield Segment(f" {deleted:>{minus_width}}", minus_style)
-        title = shown(commit.subject.removesuffix(f" ({pr})"))
-        yield Segment(f"{before_title}{cut(title, room, ascii_only)}\n")
+        yield Segment(f"{before_title}{cut(title(commit), room, ascii_only)}\n")
+
+
+def title(commit: Commit) -> str:
+    """Its title, fit to be printed, without the number of the pull request behind it, which stands elsewhere."""
+    return shown(commit.subject.removesuffix(f"(#{commit.pr})").rstrip())
 
 
 def cut(text: str, columns: int, ascii_only: bool = False) -> str:
