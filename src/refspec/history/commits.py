@@ -35,7 +35,7 @@ def read_commits(clone: Clone, path: str = DIRECTORY, revision: str | None = Non
         if fact:
             commit = replace(
                 commit,
-                changes=commit.changes if whole else fact.changes,
+                changes=commit.changes if whole and not commit.boundary else fact.changes,
                 lines_added=fact.lines_added,
                 lines_deleted=fact.lines_deleted,
                 crossings=fact.crossings,
@@ -57,6 +57,15 @@ def mailmap(clone: Clone) -> tuple[str, ...]:
     """
     (found,) = clone.check(f"{clone.main.commit}:.mailmap")
     return ("-c", f"mailmap.blob={found[0]}") if found else ()
+
+
+def lacks_mailmap(clone: Clone) -> bool:
+    """Has the main line a .mailmap that this clone lacks the contents of?"""
+    try:
+        listed = clone.git("ls-tree", clone.main.commit, "--", ".mailmap")
+    except LacksError:
+        return True
+    return bool(listed) and not mailmap(clone)
 
 
 def _log(clone: Clone, path: str, revision: str, renames: str) -> bytes:

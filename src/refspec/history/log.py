@@ -75,8 +75,11 @@ def fits(pattern: str, folder: str, commit: Commit) -> bool:
 
 
 def by_month(commits: Iterable[Commit], by: Whose = "author") -> dict[str, int]:
-    """How many in each month, "2026-06" -> 97, from the first to the last one; months without any are 0."""
-    counts = Counter(day(commit, by)[:7] for commit in commits)
+    """How many in each month, "2026-06" -> 97, from the first to the last one; months without any are 0.
+
+    Not the boundary of a shallow clone: of those commits it is not known whether they touch the folder.
+    """
+    counts = Counter(day(commit, by)[:7] for commit in commits if not commit.boundary)
     if not counts:
         return {}
     month, found = min(counts), {}

@@ -37,7 +37,8 @@ def find(source: Source, word: str) -> Named:
 
     "#26997" is a pull request; so is a number of four to six digits if the catalogue or a title of the main line knows
     it as one, even if a hash begins with the same digits. "0.4.6" and "v0.4.6" are releases. All else is a revision.
-    Raises LacksError if the clone has no such commit, and HistoryError without a clone if the catalogue has none.
+    Raises LacksError if neither the clone nor the catalogue has such a commit, and HistoryError without a clone if the
+    catalogue has none.
     """
     if number := _NUMBER.fullmatch(word):
         found = _pull_request(source, word, int(number[2]), sure=bool(number[1]))
@@ -47,9 +48,17 @@ def find(source: Source, word: str) -> Named:
         found = _release(source, word, version[1])
         if found:
             return found
+    known = _in_catalogue(word)
     if source.clone is None:
-        return Named(word, _in_catalogue(source, word), False, "revision")
-    return Named(word, source.clone.commit(word), True, "revision")
+        if len(known) > 1:
+            raise HistoryError(f"{word} begins several hashes: {', '.join(sorted(hash_[:10] for hash_ in known))}")
+        if not known:
+            source.needed(f"{word}, which the catalogue does not know,")
+        return Named(word, known[0], False, "revision")
+    (here,) = source.clone.resolve(word)
+    if here is None and len(known) == 1:
+        return Named(word, known[0], False, "revision")
+    return Named(word, here or source.clone.commit(word), True, "revision")
 
 
 def titles_with(clone: Clone, number: int) -> list[str]:
@@ -108,18 +117,12 @@ def _release(source: Source, word: str, version: str) -> Named | None:
     raise LacksError(f"this clone lacks the tag v{version} (git fetch --tags {REPOSITORY} brings it)")
 
 
-def _in_catalogue(source: Source, word: str) -> str:
-    hashes = {release.commit for release in catalogue.releases()}
-    hashes |= {commit.hash for commit in catalogue.commits()} | {commit.hash for commit in catalogue.story()}
+def _in_catalogue(word: str) -> list[str]:
+    """Hashes that the catalogue knows and that begin with the word, as git takes it: four digits at least."""
     if word.startswith("-"):
         raise HistoryError(f"a revision cannot begin with '-': {word}")
-    found = (
-        {hash_ for hash_ in hashes if hash_.startswith(word.lower())}
-        if re.fullmatch("[0-9a-fA-F]{4,40}", word)
-        else set()
-    )
-    if len(found) > 1:
-        raise HistoryError(f"{word} is the beginning of several hashes: {', '.join(sorted(h[:10] for h in found))}")
-    if not found:
-        source.needed(f"{word}, which the catalogue does not know,")
-    return found.pop()
+    if not re.fullmatch("[0-9a-fA-F]{4,40}", word):
+        return []
+    hashes = {release.commit for release in catalogue.releases()}
+    hashes |= {commit.hash for commit in catalogue.commits()} | {commit.hash for commit in catalogue.story()}
+    return sorted(hash_ for hash_ in hashes if hash_.startswith(word.lower()))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit, Release, StoryCommit
-from refspec.history.clone import Clone, HistoryError
+from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import mailmap, pull_request
 from refspec.history.patches import EMPTY_TREE, Comparison, FileDiff, compare, compare_around
 from refspec.history.revisions import Named
@@ -40,7 +40,7 @@ class Details:
     author_date, committer_date: ISO 8601 with zones; a day alone for a commit that the story alone knows, which has no
     committer_date then. author, body: None without a clone. kind: "root" has no parent, "merge" several, of which the
     first is what it is compared with, "boundary" some that the clone lacks, "unknown": there is no clone to ask.
-    comparison: what it changed; None for a boundary, and for what the catalogue does not know. lines_added,
+    comparison: what it changed, as the clone has it, else the catalogue; None where neither knows. lines_added,
     lines_deleted: of the files in comparison, else the catalogue's, for the folder. lacks: what the clone cannot tell,
     a sentence each.
     """
@@ -130,15 +130,20 @@ def _from_clone(
         lacks.append(f"its parents are not in this clone, so what it changed is not known{clone.remedy()}")
     else:
         before = above[0] if above else EMPTY_TREE[len(hash_)]
-        if all_files:
-            comparison = compare(clone, before, hash_, contents=contents)
-        else:
-            comparison = compare_around(clone, before, hash_, DIRECTORY, contents)
-        if contents and not comparison.whole:
+        try:
+            if all_files:
+                comparison = compare(clone, before, hash_, contents=contents)
+            else:
+                comparison = compare_around(clone, before, hash_, DIRECTORY, contents)
+        except LacksError as error:
+            lacks.append(str(error))
+        if contents and comparison and not comparison.whole:
             lacks.append(
                 "this clone lacks contents of these files, so the diff is not known (refspec history clone --full "
                 "makes a whole one)"
             )
+    if comparison is None and fact:
+        comparison = Comparison(_files(fact), None, False)
     known = comparison.lines() if comparison and comparison.whole else None
     added, deleted = known or ((fact.lines_added, fact.lines_deleted) if fact else (None, None))
     return Details(

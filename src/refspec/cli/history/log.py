@@ -13,8 +13,8 @@ from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pa
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, FileChange
-from refspec.history.clone import HistoryError
-from refspec.history.log import Choice, by_author, by_month, count_lines, day
+from refspec.history.clone import HistoryError, LacksError
+from refspec.history.log import Choice, Whose, by_author, by_month, count_lines, day
 from refspec.history.sources import Source
 
 if TYPE_CHECKING:
@@ -83,32 +83,31 @@ def log(
         source.needed("who wrote a commit")
     if path != DIRECTORY:
         source.needed("another folder")
-    read = _read(source, path)
-    chosen = [commit for commit in read if choice.takes(commit, path)]
+    all_of_them = read(source, path)
+    chosen = [commit for commit in all_of_them if choice.takes(commit, path)]
     chosen = chosen[-limit:] if limit else chosen
     if not (months or authors) and source.clone:
         chosen = count_lines(source.clone, chosen, path)
     if not reverse:
         chosen = chosen[::-1]
+    counted = "months" if months else "authors" if authors else None
+    lacking = authors and _lacks_mailmap(source)
     if as_json:
-        document: dict[str, Any] = {"path": path, "found": len(chosen), "of": len(read), **_origin_json(source)}
-        if months:
-            document["by"] = by
-            document["months"] = by_month(chosen, by)
-        elif authors:
-            document["authors"] = [{"author": author, "commits": number} for author, number in by_author(chosen)]
-        else:
-            document["commits"] = [commit_json(commit) for commit in chosen]
-        print_json(document)
-        return
-    with paged(pager) as out:
-        if months:
-            _print_months(out, by_month(chosen, by), spoken)
-        elif authors:
-            _print_authors(out, by_author(chosen))
-        else:
-            _print_table(out, chosen, by)
-        out.print(_last_line(source, len(chosen), len(read)), style="dim", soft_wrap=True)
+        print_json(_document(source, path, chosen, len(all_of_them), by, counted))
+    else:
+        with paged(pager) as out:
+            if months:
+                _print_months(out, by_month(chosen, by), path, source, spoken)
+            elif authors:
+                _print_authors(out, by_author(chosen))
+            else:
+                _print_table(out, chosen, by)
+            if not months:
+                line = _last_line(source, chosen, len(all_of_them), lines=not authors)
+                out.print(line, style="dim", soft_wrap=True)
+    if lacking:
+        typer.echo("refspec: this clone lacks the contents of .mailmap, so one author may count as several", err=True)
+        raise typer.Exit(1)
 
 
 def inside(path: str) -> str:
@@ -153,44 +152,79 @@ def _change_json(change: FileChange) -> dict[str, str | None]:
     return {"status": change.status, "path": change.path, "old_path": change.old_path}
 
 
-def _read(source: Source, path: str) -> Sequence[Commit]:
+def read(source: Source, path: str = DIRECTORY) -> Sequence[Commit]:
+    """The commits that touch `path`, the oldest first, from the clone or else the catalogue."""
     if source.clone is None:
         return catalogue.commits()
     from refspec.history.commits import read_commits
 
-    return read_commits(source.clone, path)
+    try:
+        return read_commits(source.clone, path)
+    except LacksError as error:
+        instead = "; --catalogue asks the embedded catalogue" if path == DIRECTORY else ""
+        raise LacksError(f"{error}{instead}") from None
 
 
-def _origin_json(source: Source) -> dict[str, Any]:
-    if source.clone is None:
-        return {"source": "catalogue", "main": "main", "main_commit": catalogue.reach().commit, "shallow": False}
-    main = source.clone.main
-    return {
-        "source": str(source.clone.folder),
-        "main": main.name,
-        "main_commit": main.commit,
-        "shallow": source.clone.is_shallow,
+def _lacks_mailmap(source: Source) -> bool:
+    from refspec.history.commits import lacks_mailmap
+
+    return lacks_mailmap(source.needed("who wrote a commit"))
+
+
+def _document(
+    source: Source, path: str, chosen: Sequence[Commit], of: int, by: Whose, counted: str | None
+) -> dict[str, Any]:
+    main, commit = _main(source)
+    document: dict[str, Any] = {
+        "source": str(source.clone.folder) if source.clone else "catalogue",
+        "main": main,
+        "main_commit": commit,
+        "shallow": bool(source.clone and source.clone.is_shallow),
+        "path": path,
+        "by": by,
+        "found": len(chosen),
+        "of": of,
     }
+    if counted == "months":
+        document["months"] = by_month(chosen, by)
+    elif counted == "authors":
+        document["authors"] = [{"author": author, "commits": number} for author, number in by_author(chosen)]
+    else:
+        document["commits"] = [commit_json(commit) for commit in chosen]
+    return document
 
 
-def _last_line(source: Source, found: int, read: int) -> str:
-    """How many these are, and who says so."""
-    number = f"{read} commit{'' if read == 1 else 's'}" if found == read else f"{found} of {read} commits"
+def _main(source: Source) -> tuple[str, str]:
+    """The main line's name, and its last commit."""
+    if source.clone is None:
+        return "main", catalogue.reach().commit
+    return source.clone.main.name, source.clone.main.commit
+
+
+def _last_line(source: Source, chosen: Sequence[Commit], of: int, lines: bool) -> str:
+    """How many these are, who says so, and what could not be known."""
+    number = f"{of} commit{'' if of == 1 else 's'}" if len(chosen) == of else f"{len(chosen)} of {of} commits"
     if source.clone is None:
         return f"{number} on main up to {catalogue.reach().date}, from the embedded catalogue ({source.why})"
-    main = source.clone.main
-    shallow = "; it is shallow, and what came before is not in it" if source.clone.is_shallow else ""
-    return shown(f"{number} on {main.name} up to {main.commit[:10]}, from the clone {source.clone.folder}{shallow}")
+    main, tip = _main(source)
+    parts = [f"{number} on {main} up to {tip[:10]}, from the clone {source.clone.folder}"]
+    if source.clone.is_shallow:
+        parts.append("it is shallow: what came before is not in it")
+    if any(commit.boundary for commit in chosen):
+        parts.append("what a boundary commit changed is not known, for the clone lacks its parents")
+    if lines and any(commit.lines_added is None and not commit.boundary and commit.changes for commit in chosen):
+        parts.append("where lines are a dash it lacks contents of files")
+    return shown("; ".join(parts))
 
 
-def _print_table(out: Console, commits: Sequence[Commit], by: Literal["author", "committer"]) -> None:
+def _print_table(out: Console, commits: Sequence[Commit], by: Whose) -> None:
     """One line for each, by hand: a table of rich's takes longer than git does."""
     from rich.segment import Segments
 
     out.print(Segments(list(_rows(out, commits, by))), crop=False, end="")
 
 
-def _rows(out: Console, commits: Sequence[Commit], by: Literal["author", "committer"]) -> Iterator[Segment]:
+def _rows(out: Console, commits: Sequence[Commit], by: Whose) -> Iterator[Segment]:
     from rich.segment import Segment
     from rich.style import Style
 
@@ -216,8 +250,11 @@ def _rows(out: Console, commits: Sequence[Commit], by: Literal["author", "commit
 
 
 def title(commit: Commit) -> str:
-    """Its title, fit to be printed, without the number of the pull request behind it, which stands elsewhere."""
-    return shown(commit.subject.removesuffix(f"(#{commit.pr})").rstrip())
+    """Its title, fit to be printed, without the number of the pull request behind it, which stands elsewhere.
+
+    In front of it, if so: that the commit is the boundary of a shallow clone.
+    """
+    return "(boundary) " * commit.boundary + shown(commit.subject.removesuffix(f"(#{commit.pr})").rstrip())
 
 
 def cut(text: str, columns: int, ascii_only: bool = False) -> str:
@@ -240,12 +277,21 @@ def _signed(sign: str, lines: int | None) -> str:
     return "-" if lines is None else f"{sign}{lines}"
 
 
-def _print_months(out: Console, months: dict[str, int], spoken: str) -> None:
-    widest = max(months.values(), default=1)
+def _print_months(out: Console, months: dict[str, int], path: str, source: Source, spoken: str) -> None:
+    """As scripts/spec-timeline.sh has it, but for what the bars are made of."""
+    main, tip = _main(source)
+    if spoken == "zh":
+        head, total = f"{path}，{main}（{tip[:10]}）上每月的提交数", "合计     "
+    else:
+        head, total = f"{path} on {main} ({tip[:10]}), commits per month", "total    "
+    out.print(shown(head), soft_wrap=True)
+    most = max(months.values(), default=0)
+    widest = min(60, most, max(out.width - 16, 1))
     bar = "#" if out.options.ascii_only else "█"
-    room = max(min(60, out.width - 16), 1)
     for month, number in months.items():
-        out.print(f"{month}  {number:4}  {bar * round(number / widest * room)}".rstrip(), no_wrap=True, overflow="crop")
+        length = -(-number * widest // most) if most else 0
+        out.print(f"{month}  {number:4}  {bar * length}".rstrip(), soft_wrap=True)
+    out.print(f"{total}{sum(months.values()):4}", soft_wrap=True)
 
 
 def _print_authors(out: Console, authors: list[tuple[str, int]]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.log import cut, pr_link, title
+from refspec.cli.history.log import cut, pr_link, read, title
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import coloured
@@ -78,7 +78,7 @@ def _told(source: Source, first: str | None, second: str | None) -> Compared:
         known = {commit.pr: commit for commit in catalogue.commits()}
         return known[LESSON[0]], known[LESSON[1]], known[LESSON[2]]
     one = find(source, first)
-    all_told = tries(_read(source))
+    all_told = tries(read(source))
     if second is None:
         for told in all_told:
             if one.hash in {commit.hash for commit in (told.first, told.revert, told.reland) if commit}:
@@ -100,14 +100,6 @@ def _facts(source: Source, hash_: str) -> Commit:
     return about(asked, hash_)[0][0]
 
 
-def _read(source: Source) -> Sequence[Commit]:
-    if source.clone is None:
-        return catalogue.commits()
-    from refspec.history.commits import read_commits
-
-    return read_commits(source.clone)
-
-
 def _findings(source: Source, told: Compared) -> tuple[Findings | None, str]:
     """What the clone tells of them, and what it lacks for that, if it does."""
     if source.clone is None:
@@ -119,14 +111,14 @@ def _findings(source: Source, told: Compared) -> tuple[Findings | None, str]:
         return None, f"this clone lacks {', '.join(lacking)}, so the catalogue answers{source.clone.remedy()}"
     try:
         tried, landed, *undone = about(source.clone, *hashes)
+        found = examine(source.clone, tried, undone[0] if undone else None, landed)
     except LacksError as error:
         return None, str(error)
-    found = examine(source.clone, tried, undone[0] if undone else None, landed)
     return found, "" if found.files is not None else LACKS
 
 
 def _list(source: Source, pager: bool, as_json: bool) -> None:
-    found = tries(_read(source))
+    found = tries(read(source))
     if as_json:
         print_json(
             [{name: _commit_json(getattr(one, name)) for name in ("first", "revert", "reland")} for one in found]
