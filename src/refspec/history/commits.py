@@ -55,7 +55,10 @@ def mailmap(clone: Clone) -> tuple[str, ...]:
 
     Nothing if there is none, or if the clone lacks its contents. In a work tree, git reads the one that lies there too.
     """
-    (found,) = clone.check(f"{clone.main.commit}:.mailmap")
+    try:
+        (found,) = clone.check(f"{clone.main.commit}:.mailmap")
+    except LacksError:
+        return ()
     return ("-c", f"mailmap.blob={found[0]}") if found else ()
 
 

@@ -16,8 +16,12 @@ EMPTY_TREE = {
     64: "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74decc5321",
 }
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@ ?(.*)")
-# Hunks are headed by the function that they are in, and no other attributes of the user's count.
-_PYTHON = ("-c", f"core.attributesFile={Path(__file__).parent / 'python.gitattributes'}")
+# Hunks are headed by the function that they are in; no attributes of the user's count; and hashes in patches are no
+# longer in larger clones.
+_SETTINGS = (
+    *("-c", f"core.attributesFile={Path(__file__).parent / 'python.gitattributes'}"),
+    *("-c", "core.abbrev=10"),
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def compare_around(clone: Clone, old: str, new: str, folder: str, contents: bool
 
 def _diff(clone: Clone, old: str, new: str, renames: str, paths: Sequence[str] = (), *what: str) -> bytes:
     return clone.git(
-        *_PYTHON, "diff-tree", "-r", "-z", "--raw", "--no-abbrev", *what, renames, *PLAIN_DIFF, old, new, "--", *paths
+        *_SETTINGS, "diff-tree", "-r", "-z", "--raw", "--no-abbrev", *what, renames, *PLAIN_DIFF, old, new, "--", *paths
     )
 
 

@@ -67,7 +67,7 @@ def diff(
             lines = f", +{added} -{deleted}" if found.whole else ""
             what = f"{shown(old.word)} ({old.hash[:10]}) to {shown(new.word)} ({new.hash[:10]})"
             out.print(f"{what}, {', '.join(map(shown, wanted))}: {number}{lines}", soft_wrap=True)
-            print_files(out, found.files, DIRECTORY)
+            print_files(out, found.files, DIRECTORY if wanted == [DIRECTORY] else "")
             if found.files and found.whole and not stat:
                 out.print()
                 print_patches(out, found.files)

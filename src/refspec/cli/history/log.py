@@ -102,9 +102,11 @@ def log(
                 _print_authors(out, by_author(chosen))
             else:
                 _print_table(out, chosen, by)
-            if not months:
-                line = _last_line(source, chosen, len(all_of_them), lines=not authors)
-                out.print(line, style="dim", soft_wrap=True)
+            if months and spoken == "zh":
+                line = _last_line_in_chinese(source, len(chosen), len(all_of_them))
+            else:
+                line = _last_line(source, chosen, len(all_of_them), lines=not (months or authors))
+            out.print(line, style="dim")
     if lacking:
         typer.echo("refspec: this clone lacks the contents of .mailmap, so one author may count as several", err=True)
         raise typer.Exit(1)
@@ -215,6 +217,14 @@ def _last_line(source: Source, chosen: Sequence[Commit], of: int, lines: bool) -
     if lines and any(commit.lines_added is None and not commit.boundary and commit.changes for commit in chosen):
         parts.append("where lines are a dash it lacks contents of files")
     return shown("; ".join(parts))
+
+
+def _last_line_in_chinese(source: Source, found: int, of: int) -> str:
+    number = f"{of} 个提交" if found == of else f"{of} 个提交中的 {found} 个"
+    if source.clone is None:
+        return f"{number}，来自内置目录（截至 {catalogue.reach().date}）"
+    shallow = "；这是浅克隆，更早的提交不在其中" if source.clone.is_shallow else ""
+    return shown(f"{number}，来自克隆 {source.clone.folder}{shallow}")
 
 
 def _print_table(out: Console, commits: Sequence[Commit], by: Whose) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_files(out: Console, files: Sequence[FileDiff], folder: str) -> None:
-    """A line for each: status, lines added and deleted, name; names in `folder` are told without it."""
+    """A line for each: status, lines added and deleted, name; names in `folder`, unless that is "", without it."""
     from rich.text import Text
 
     plus = ["" if file.lines_added is None else f"+{file.lines_added}" for file in files]
@@ -29,9 +29,11 @@ def print_files(out: Console, files: Sequence[FileDiff], folder: str) -> None:
 
 
 def file_name(file: FileDiff, folder: str) -> str:
-    """Its name, and of a renamed one both."""
-    new = shown(file.path.removeprefix(f"{folder}/"))
-    return f"{shown(file.old_path.removeprefix(f'{folder}/'))} -> {new}" if file.old_path else new
+    """Its name, and of a renamed one both: below `folder`, or whole if one of them is not in it."""
+    names = [shown(name) for name in (file.old_path, file.path) if name]
+    if folder and all(name.startswith(f"{folder}/") for name in names):
+        names = [name.removeprefix(f"{folder}/") for name in names]
+    return " -> ".join(names)
 
 
 def print_patches(out: Console, files: Iterable[FileDiff]) -> None:
@@ -52,7 +54,8 @@ def coloured(lines: Iterable[str]) -> Iterator[Segment]:
     in_head = False
     for line in lines:
         in_head = not line.startswith("@@ ") and (in_head or line.startswith("diff --git "))
-        yield Segment(f"{printable(line)}\n", head if in_head else styles.get(line[:1]))
+        yield Segment(printable(line), head if in_head else styles.get(line[:1]))
+        yield Segment.line()
 
 
 def file_json(file: FileDiff) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def reland(
         with paged(pager) as out:
             _print(out, told, findings, lines=not stat)
             if source.clone is None:
-                out.print(f"\n{NEEDS_CLONE}", soft_wrap=True)
+                out.print(f"\n{NEEDS_CLONE}")
     if lack:
         typer.echo(f"refspec: {shown(lack)}", err=True)
         raise typer.Exit(1)
@@ -134,7 +134,7 @@ def _list(source: Source, pager: bool, as_json: bool) -> None:
                     line = f"{word:9}  {'not told of by a title' if word == 'first try' else '-'}"
                 out.print(cut(line, columns, ascii_only), no_wrap=True)
             out.print()
-        out.print(f"{len(found)} in the titles of the folder's commits; days in UTC", style="dim", soft_wrap=True)
+        out.print(f"{len(found)} in the titles of the folder's commits; days in UTC", style="dim")
 
 
 def _pr(commit: Commit) -> str:
@@ -209,7 +209,7 @@ def _print(out: Console, told: Compared, findings: Findings | None, lines: bool)
     if revert:
         _print_commit(out, "revert", revert, f"{_span(minutes(first, revert))} later")
         if findings and findings.inverse:
-            verdict = INVERSES.get(findings.inverse, f"not the inverse: {findings.differing} lines differ from it")
+            verdict = INVERSES.get(findings.inverse, f"not the inverse, by {_number(findings.differing, 'line')}")
             out.print(f"{'':11}{verdict}", soft_wrap=True)
     _print_commit(out, "reland", second, f"{_span(minutes(revert or first, second))} later")
     out.print()
@@ -222,7 +222,6 @@ def _print(out: Console, told: Compared, findings: Findings | None, lines: bool)
     out.print(
         f"Lines changed in the reland alone: {len(missing)}, in {_number(touched, 'file')}; in both: "
         f"{sum(file.shared for file in files)}; in the first try alone: {sum(len(file.dropped) for file in files)}.",
-        soft_wrap=True,
     )
     for file in files:
         if file.missing or file.dropped:

@@ -82,8 +82,12 @@ def _print(out: Console, named: Named, found: Details, patches: bool) -> None:
     def line(label: str, *parts: str | tuple[str, Style]) -> None:
         out.print(Text(f"{label:11}").append_text(Text.assemble(*parts)), soft_wrap=True)
 
+    def prose(label: str, text: str) -> None:
+        for n, part in enumerate(Text(text).wrap(out, max(out.width - 11, 20))):
+            line("" if n else label, str(part).rstrip())
+
     if named.note:
-        out.print(shown(named.note), style="bold", soft_wrap=True)
+        out.print(shown(named.note), style="bold")
     line("commit", (found.hash, Style(color="yellow")))
     if found.pr:
         line("PR", (pr_link(found.pr), Style(color="blue", link=pr_link(found.pr))))
@@ -91,10 +95,10 @@ def _print(out: Console, named: Named, found: Details, patches: bool) -> None:
     if found.committer_date:
         line("committed", _time(found.committer_date))
     if found.kind in KINDS:
-        line("kind", KINDS[found.kind])
-    line("release", _releases(found))
+        prose("kind", KINDS[found.kind])
+    prose("release", _releases(found))
     if found.story:
-        line(f"story {found.story.label}", found.story.why)
+        prose(f"story {found.story.label}", found.story.why)
     out.print()
     out.print(Text(f"    {shown(found.subject)}", "bold"), soft_wrap=True)
     for text in ("", *(found.body or "").strip("\n").split("\n")) if found.body else ():
@@ -105,7 +109,7 @@ def _print(out: Console, named: Named, found: Details, patches: bool) -> None:
         out.print()
         print_patches(out, found.comparison.files)
     if found.kind == "unknown" and not found.lacks:
-        out.print("\nFrom the catalogue; a clone has the message and the diff too.", style="dim", soft_wrap=True)
+        out.print("\nFrom the catalogue; a clone has the message and the diff too.", style="dim")
 
 
 def _print_files(out: Console, found: Details) -> None:
@@ -117,7 +121,7 @@ def _print_files(out: Console, found: Details) -> None:
     files = found.comparison.files
     where = f" in {DIRECTORY}" if found.comparison.elsewhere is not None or found.kind == "unknown" else ""
     out.print(f"{_files(len(files))}{where}{lines}", soft_wrap=True)
-    print_files(out, files, DIRECTORY)
+    print_files(out, files, DIRECTORY if where else "")
     if found.comparison.elsewhere:
         out.print(f"{_files(found.comparison.elsewhere)} elsewhere (--all-files)", style="dim", soft_wrap=True)
 
