@@ -155,6 +155,16 @@ def commits_by_hash() -> dict[str, Commit]:
 
 
 @cache
+def renames() -> tuple[tuple[str, str], ...]:
+    """Each file that a commit of `commits` renamed within DIRECTORY: its names below it, the old one and the new one.
+
+    In the order of the commits, and sooner had than these.
+    """
+    rows = _rows("commits.tsv", COMMIT_COLUMNS, lambda row: _pairs(row[9]))
+    return tuple(pair for pairs in rows for pair in pairs)
+
+
+@cache
 def releases() -> tuple[Release, ...]:
     """Every release, in the order of the versions' publication."""
     files: dict[str, dict[str, int]] = {}

@@ -18,6 +18,8 @@ COMMANDS = {
     "show": ("refspec.cli.history.show:show",),
     "diff": ("refspec.cli.history.diff:diff",),
     "reland": ("refspec.cli.history.reland:reland",),
+    "dir": ("refspec.cli.history.dir:dir_",),
+    "story": ("refspec.cli.history.story:story",),
 }
 
 

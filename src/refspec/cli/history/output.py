@@ -34,6 +34,14 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
+def plain() -> bool:
+    """Is it text alone that is wanted, of any width: into a file or a pipe, where nobody asks for more?
+
+    Then it can be printed without rich, whose import takes as long as many a command.
+    """
+    return not (sys.stdout.isatty() or {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"} & set(os.environ))
+
+
 def console(**settings: Any) -> Console:
     """A console on stdout that takes texts as they are: no markup, no guessed colours, no emoji."""
     from rich.console import Console
