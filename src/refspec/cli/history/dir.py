@@ -65,7 +65,7 @@ def dir_(
     else:
         with _page(pager) as page:
             if at or files:
-                _revisions(page, words, rows, with_files=files)
+                _revisions(page, words, rows, with_files=files, mixed=source.clone is not None)
             else:
                 _table(page, words, rows, named=releases, mixed=source.clone is not None)
             _notes(page, words, source, growth, rows, all_shown=bool(at or releases or files))
@@ -142,7 +142,7 @@ class _Words:
 
     def lines(self, row: Snapshot) -> str:
         if row.lines is None:
-            return self("lines not known", "行数未知")
+            return self("- lines", "- 行")
         return self(f"{row.lines} lines", f"{row.lines} 行")
 
     def lacks(self, source: Source, label: str, without_files: bool) -> str:
@@ -198,14 +198,15 @@ def _padded(text: str, width: int, right: bool = False) -> str:
     return blank + text if right else text + blank
 
 
-def _revisions(page: _Page, words: _Words, rows: tuple[Snapshot, ...], *, with_files: bool) -> None:
-    """Each as spec-dir.sh has it; then its day, its lines, and which files came, went, were renamed."""
+def _revisions(page: _Page, words: _Words, rows: tuple[Snapshot, ...], *, with_files: bool, mixed: bool) -> None:
+    """Each as spec-dir.sh has it; then its day, commit and lines, and which files came, went, were renamed."""
     by_lines = all(row.lines is not None for row in rows)
     most = max((_size(row, by_lines) for row in rows), default=0) or 1
     indent = " " * (12 if page.width >= ROOM_FOR_ALL else 2)
     for row in rows:
         page.wrap(f"{shown(row.name):10}  {words.counts(row)}", "", indent)
-        facts = f"{indent}{row.date or words('wheel', 'wheel 包')}  {words.lines(row):>15}  "
+        mark = MARKS[row.source] if mixed or row.source == "wheel" else " "
+        facts = f"{indent}{row.date or '-':10} {mark} {(row.commit or '-')[:10]:10}  {words.lines(row):>12}  "
         page.add(facts + page.bar(_size(row, by_lines) / most, page.width - len(facts) - 1))
         _names(page, row, indent)
         if with_files:
@@ -253,7 +254,11 @@ def _notes(
             )
         )
     if any(row.lines is None for row in rows):
-        notes.append(words("-: not known; this clone lacks the contents.", "-：未知；这个克隆里没有文件内容。"))
+        notes.append(
+            words(
+                "Lines are not known where this clone lacks the contents.", "这个克隆里没有文件内容的地方，行数未知。"
+            )
+        )
     if not all_shown:
         notes.append(
             words(

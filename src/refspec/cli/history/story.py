@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDEST = 100  # columns that prose takes
+ROOM_FOR_NAMES = 60  # columns of a terminal; below that, items stand below their names
 COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 Which = Annotated[
@@ -121,8 +122,13 @@ def _diff(out: Console, part: Excerpt) -> None:
 
 
 def _item(out: Console, name: str, text: str) -> None:
-    if text:
-        _prose(out, text, f"{name + ':':<12}", " " * 12 if out.width >= 60 else "  ")
+    if not text:
+        return
+    if out.width >= ROOM_FOR_NAMES:
+        _prose(out, text, f"{name + ':':<12}", " " * 12)
+    else:
+        out.print(f"{name}:")
+        _prose(out, text, "  ")
 
 
 def _prose(out: Console, text: str, first: str = "", others: str | None = None) -> None:
