@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What eagle-commits.sh and spec-dir.sh share. open_clone reads the arguments and finds the clone; git_here asks it what
+# What eagle-commits.sh and the spec-*.sh share. open_clone reads the arguments and finds the clone; git_here asks it what
 # no setting of the user's, no locale and no network can change; emit, lacks and finish say what came of it.
 #
 # Plain bash 3.2, which macOS still has, and git: nothing else is run. The caller has set -euo pipefail.
@@ -23,7 +23,8 @@ die() {
   exit 2
 }
 
-# open_clone USAGE_EN USAGE_ZH ARGUMENT...: sets lang and clone, or ends the script.
+# open_clone USAGE_EN USAGE_ZH ARGUMENT...: sets lang and clone, or ends the script. Where the script has set takes_name,
+# the first argument that is no option is a NAME and goes to name; it stays unset if there is none.
 open_clone() {
   local usage_en=$1 usage_zh=$2 help="" named="" no_options=""
   shift 2
@@ -37,6 +38,11 @@ open_clone() {
       -?*) die "unknown option $1 ($me --help lists them; a folder of that name is ./$1)" \
         "未知选项 ${1}（$me --help 列出全部选项；若是同名目录，请写作 ./${1}）" ;;
       *)
+        if [ -n "${takes_name:-}" ] && [ -z "${name+set}" ]; then
+          name=$1
+          shift
+          continue
+        fi
         [ -z "$named" ] || die "one PATH at most, not $clone and $1" "最多一个路径，而不是 ${clone} 和 $1"
         clone=$1
         named=1
@@ -48,10 +54,18 @@ open_clone() {
     tell "$usage_en" "$usage_zh"
     exit
   fi
+  if [ -n "${takes_name:-}" ]; then check_name; fi
   command -v git >/dev/null || die "git is needed: install it, then run this again" "需要 git：请先安装"
   [ -d "$clone" ] || die "no such folder: $clone" "没有这个目录：$clone"
   keep_git_here
   git_dir=$(git_here rev-parse --absolute-git-dir 2>/dev/null) || die_of_git
+}
+
+check_name() {
+  [ -n "${name+set}" ] || die "a NAME is needed, such as EAGLEWorker ($me --help says more)" \
+    "需要一个名字，例如 EAGLEWorker（$me --help 有说明）"
+  case $name in "" | [0-9]* | *[!A-Za-z0-9_]*) die "NAME is one name in Python, such as EAGLEWorker, not '$name'" \
+    "名字应是单个 Python 标识符，例如 EAGLEWorker，而不是 '$name'" ;; esac
 }
 
 choose_lang() {
@@ -90,6 +104,61 @@ die_of_git() {
   die "git cannot read $clone: ${complaint%%$'\n'*}" "git 无法读取 ${clone}：${complaint%%$'\n'*}"
 }
 
+# shellcheck disable=SC2034 # for the scripts
+folder=python/sglang/srt/speculative
+
+# Finds the line of history to walk: upstream's main line, and in a fork HEAD may be another branch. Sets main (its
+# name), tip (its last commit), shallow (true or false) and boundary (hashes of commits whose parents are not there),
+# or ends the script.
+find_main() {
+  local lines kind hash file i=0
+  lines=(origin/main main master HEAD)
+  # Where one of these is set, a path cannot begin with :/, which means the root of the work tree.
+  unset GIT_LITERAL_PATHSPECS GIT_GLOB_PATHSPECS GIT_NOGLOB_PATHSPECS GIT_ICASE_PATHSPECS
+  tip=""
+  while read -r kind hash; do
+    if [ "$kind" = commit ]; then
+      # shellcheck disable=SC2034 # for the scripts
+      main=${lines[i]} tip=$hash
+      break
+    fi
+    i=$((i + 1))
+  done < <(printf '%s^{commit}\n' refs/remotes/origin/main refs/heads/main refs/heads/master HEAD |
+    git_here cat-file --batch-check='%(objecttype) %(objectname)' 2>/dev/null)
+  if [ -z "$tip" ]; then
+    lacks "there is no commit in this clone" "这个克隆里没有任何提交"
+    finish
+  fi
+  { read -r shallow && read -r file; } < <(git_here rev-parse --is-shallow-repository --git-path shallow)
+  boundary=""
+  if [ "$shallow" = true ]; then
+    case $file in /*) ;; *) file=$clone/$file ;; esac
+    boundary=$(<"$file")
+  fi
+}
+
+is_boundary() { case $boundary in *"$1"*) ;; *) return 1 ;; esac }
+
+# Goes behind what a command of git's printed, if it failed: bash 3.2 does not tell how a process substitution ended.
+failed() { printf '\n=failed\n'; }
+
+# lacks_for COMMAND WHAT_EN WHAT_ZH: says why the command failed, which reads WHAT.
+lacks_for() {
+  local complaint filter
+  complaint=$("$1" 2>&1 >/dev/null) || true
+  filter=$(git_here config --get-regexp '^remote\..*\.partialclonefilter$' 2>/dev/null) || true
+  # A partial clone says that it could not fetch; which words it has for that depends on git's version.
+  case $filter:$complaint in
+    ?*:*promisor* | ?*:*"could not fetch"* | ?*:*"not allowed"* | ?*:*"missing blob"* | ?*:*"missing tree"*)
+      filter=${filter%%$'\n'*}
+      found=1 # whether it is one of SGLang cannot be seen
+      lacks "this clone lacks $2: it was made with --filter=${filter#* }, and nothing is fetched here" \
+        "这个克隆里没有$3：它是用 --filter=${filter#* } 克隆的，而这里不联网"
+      ;;
+    *) lacks "git cannot read $git_dir: ${complaint%%$'\n'*}" "git 无法读取 ${git_dir}：${complaint%%$'\n'*}" ;;
+  esac
+}
+
 # Prints the first $1 characters of $2, a text in UTF-8; a byte that belongs to no character comes out as U+FFFD.
 cut_to() {
   local room=$1 rest=$2 kept="" size
@@ -112,6 +181,15 @@ cut_to() {
   done
   printf '%s\n' "$kept"
 }
+
+# Sets harmless to a text of others without what would do something to a terminal: control characters become '?'.
+disarm() {
+  harmless=${1//[$'\x01'-$'\x1f\x7f']/?}
+  harmless=${harmless//$'\xc2'[$'\x80'-$'\x9f']/?}
+}
+
+# Prints $1, or $2 to who reads Chinese, as something that was asked for.
+emit_told() { if [ "$lang" = zh ]; then emit "$2"; else emit "$1"; fi; }
 
 emit() {
   printf '%s\n' "$1" 2>/dev/null || die "cannot write to standard output" "无法写到标准输出"

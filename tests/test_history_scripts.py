@@ -11,16 +11,16 @@ Every script runs on a PATH that holds bash, git and readlink, and nothing else.
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from script_machine import REPO, Machine, settings
 
-REPO = Path(__file__).parents[1]
 EAGLE, SPEC_DIR = REPO / "scripts" / "eagle-commits.sh", REPO / "scripts" / "spec-dir.sh"
+TIMELINE = REPO / "scripts" / "spec-timeline.sh"
 TWELVE = (
     "9c05c6898e b0524c3789 ad20b7957e 815dce0554 8c8779cd05 013021b6a1 "
     "f9905d59a8 862dd76c76 9fafa62db7 9fb48f951f e983e43248 b26bc86b36"
@@ -37,53 +37,6 @@ NO_TAGS = "".join(
     f"spec-dir.sh: this clone lacks the tag {tag} (git fetch --tags https://github.com/sgl-project/sglang brings it)\n"
     for tag in ("v0.4.6", "v0.5.0rc0")
 )
-
-
-class Machine:
-    """Folders to work in, a HOME without settings, and few tools."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "bin").mkdir()
-        for tool in ("bash", "git", "readlink"):
-            (folder / "bin" / tool).symlink_to(shutil.which(tool) or f"{tool} is not on this machine")
-        (folder / "home").mkdir()
-        self.env = {"PATH": str(folder / "bin"), "HOME": str(folder / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
-
-    def git(self, *args: str | Path, stdin: bytes = b"", **env: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *args]
-        done = subprocess.run(
-            command, env=self.env | env, cwd=self.folder, input=stdin, capture_output=True, check=True
-        )
-        return done.stdout.decode().strip()
-
-    def clone(self, *options: str) -> Path:
-        """A clone of `small`, made the way `options` say."""
-        path = self.folder / f"clone{len(list(self.folder.iterdir()))}"
-        self.git("clone", "-q", *options, f"file://{self.folder / 'small'}", path)
-        return path
-
-    def asking_for(self, *commits: str) -> Path:
-        """A copy of eagle-commits.sh that asks for these commits instead of the twelve."""
-        copies = self.folder / f"scripts{len(list(self.folder.iterdir()))}"
-        shutil.copytree(REPO / "scripts", copies, ignore=shutil.ignore_patterns("*.py"))
-        script = copies / "eagle-commits.sh"
-        text, count = re.subn(r'(?<=\ncommits=")(\s+[0-9a-f]{40}){12}', " ".join(commits), script.read_text())
-        assert count == 1
-        script.write_text(text)
-        return script
-
-    def run(self, script: Path, *args: str | Path, cwd: Path | None = None, **env: str) -> tuple[int, list[str], str]:
-        """Exit status, lines of stdout, stderr; both streams have to be UTF-8."""
-        done = subprocess.run(
-            [script, *args],
-            env=self.env | env,
-            cwd=cwd or self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-        )
-        return done.returncode, done.stdout.decode().splitlines(), done.stderr.decode()
 
 
 def history() -> bytes:
@@ -208,7 +161,7 @@ def test_titles_do_not_depend_on_the_locale(machine: Machine, commits: list[str]
     assert machine.run(machine.asking_for(*commits), "small", LC_ALL=locale)[:2] == (0, small_lines(commits))
 
 
-@pytest.mark.parametrize("script", [EAGLE, SPEC_DIR])
+@pytest.mark.parametrize("script", [EAGLE, SPEC_DIR, TIMELINE])
 def test_help_in_both_languages_needs_no_clone(machine: Machine, script: Path) -> None:
     status, english, err = machine.run(script, "/nonexistent", "--help")
     assert (status, err, english[0]) == (0, "", f"usage: scripts/{script.name} [--lang zh|en] [PATH]")
@@ -329,42 +282,6 @@ def test_nothing_is_fetched(machine: Machine, commits: list[str]) -> None:
 # --- in spite of which settings
 
 
-def settings(machine: Machine) -> dict[str, str]:
-    """In HOME, in the repository and in the environment. The commits get a signature, as log.showSignature asks for."""
-    gpg = machine.folder / "gpg"
-    gpg.write_text("#!/bin/sh\necho '[GNUPG:] GOODSIG 0 a'\necho a good signature >&2\n")
-    gpg.chmod(0o755)
-    (machine.folder / "home" / ".gitconfig").write_text(
-        f"""
-        [color] ui = always
-        [log] showSignature = true
-              date = relative
-              follow = true
-              decorate = full
-              mailmap = true
-        [format] pretty = oneline
-        [core] abbrev = 4
-               quotePath = true
-               pager = false
-        [pager] rev-list = true
-                ls-tree = true
-        [diff] noprefix = true
-               renames = copies
-               external = false
-        [alias] rev-list = !false
-                rev-parse = !false
-        [i18n] logOutputEncoding = UTF-16
-        [gpg] program = {gpg}
-        """
-    )
-    return {
-        "GIT_PAGER": "false",
-        "PAGER": "false",
-        "GIT_NOGLOB_PATHSPECS": "1",
-        "GIT_TRACE": str(machine.folder / "trace"),
-    }
-
-
 def test_GIT_12_settings_of_the_user(machine: Machine, commits: list[str]) -> None:
     raw = machine.git("-C", "small", "cat-file", "commit", commits[4])
     signed = raw.replace("\n\n", "\ngpgsig -----BEGIN PGP SIGNATURE-----\n \n -----END PGP SIGNATURE-----\n\n", 1)
@@ -459,12 +376,12 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("args", "message"), REFUSALS)
-@pytest.mark.parametrize("script", [EAGLE, SPEC_DIR])
+@pytest.mark.parametrize("script", [EAGLE, SPEC_DIR, TIMELINE])
 def test_refused_in_one_line(machine: Machine, script: Path, args: list[str], message: str) -> None:
     assert machine.run(script, *args) == (2, [], f"{script.name}: error: {message}\n")
 
 
-@pytest.mark.parametrize("script", [EAGLE, SPEC_DIR])
+@pytest.mark.parametrize("script", [EAGLE, SPEC_DIR, TIMELINE])
 def test_no_git(machine: Machine, script: Path) -> None:
     (machine.folder / "bin" / "git").unlink()
     message = "git is needed: install it, then run this again"
