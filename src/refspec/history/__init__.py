@@ -15,6 +15,8 @@
 | `reland`    | a first try, its revert, and what the reland has that the first try had not                      |
 | `directory` | the folder at releases and revisions: its files, and which came, went, were renamed              |
 | `story`     | the instructive commits: what to see in each, and the part of its diff that shows it             |
+| `bisect_demo` | a lesson: which commit changed the number of draft forwards, by git bisect                     |
+| `demo_repository` | the small repository of that lesson                                                        |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
 titles and names of files only.

@@ -132,7 +132,7 @@ class Clone:
         for name in ELSEWHERE:
             os.environ.pop(name, None)
         self.folder = folder
-        self._git = _git(folder)
+        self._git = git_in(folder)
         self.git_version = ".".join(map(str, self._git.version_info))
         said, complaint, status = self._execute(
             ["rev-parse", "--is-bare-repository", "--git-common-dir", "--absolute-git-dir"]
@@ -390,7 +390,8 @@ def _short(name: str) -> str:
     return name if len(name) <= 100 else name[:100] + "..."
 
 
-def _git(folder: Path) -> Git:
+def git_in(folder: Path) -> Git:
+    """git, to be run in that folder. Raises GitError if there is no such folder, or git is missing or too old."""
     if not folder.is_dir():
         raise GitError(f"no such folder: {folder}")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # without git, the import below would fail

@@ -20,6 +20,7 @@ COMMANDS = {
     "reland": ("refspec.cli.history.reland:reland",),
     "dir": ("refspec.cli.history.dir:dir_",),
     "story": ("refspec.cli.history.story:story",),
+    "bisect-demo": ("refspec.cli.history.bisect_demo:bisect_demo",),
 }
 
 
