@@ -21,6 +21,9 @@ COMMANDS = {
     "dir": ("refspec.cli.history.dir:dir_",),
     "story": ("refspec.cli.history.story:story",),
     "bisect-demo": ("refspec.cli.history.bisect_demo:bisect_demo",),
+    "symbol": ("refspec.cli.history.symbol:symbol",),
+    "lines": ("refspec.cli.history.lines:lines",),
+    "follow": ("refspec.cli.history.follow:follow",),
 }
 
 

@@ -1,0 +1,96 @@
+"""`refspec history follow`: the life of a file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from refspec.cli.history.events import Row, inside, origin, print_events
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
+from refspec.cli.history.output import paged, print_json, shown
+from refspec.history.catalogue import DIRECTORY, reach
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from refspec.history.file_life import FileEvent, FileLife
+
+
+def follow(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="In the folder, as eagle_info.py, or a whole path.")],
+    clone: ClonePath = None,
+    catalogue_only: CatalogueOnly = False,
+    pager: Pager = True,
+    as_json: Json = False,
+) -> None:
+    """The life of a file through all its names: born, changed, renamed, split, deleted.
+
+    A split is told where a good part of the lines that a commit took from the file appears in another, or the other way
+    round. Needs a clone for splits and numbers of lines; the rest is known without one.
+    """
+    from refspec.history.file_life import follow as read_life
+
+    source = source_of(clone, catalogue_only, as_json)
+    life = read_life(source.clone, os.fsencode(file).decode(errors="replace"))
+    if as_json:
+        print_json(asdict(life))
+    else:
+        with paged(pager) as out:
+            _print(out, life)
+            if source.clone:
+                out.print(origin(source.clone), style="dim", soft_wrap=True)
+            else:
+                said = f"main up to {reach().date}, from the embedded catalogue ({source.why}): splits need a clone"
+                out.print(said, style="dim", soft_wrap=True)
+    if source.clone and not life.contents:
+        typer.echo(
+            f"refspec: this clone lacks the contents of files (--filter={source.clone.filter}), so splits, numbers of "
+            "lines and renames with changes that the catalogue does not know are not told",
+            err=True,
+        )
+    if source.clone and life.begins:
+        typer.echo(
+            f"refspec: the clone is shallow: what came before {life.events[0].hash[:10]} is not in it"
+            f"{source.clone.remedy().replace('it is shallow: ', '')}",
+            err=True,
+        )
+    if source.clone and (life.begins or not life.contents):
+        raise typer.Exit(1)
+
+
+def _print(out: Console, life: FileLife) -> None:
+    from rich.text import Text
+
+    out.print(Text(inside(life.paths[-1], DIRECTORY), "bold"), soft_wrap=True)
+    for path in life.paths[-2::-1]:
+        out.print(f"before: {inside(path, DIRECTORY)}", soft_wrap=True)
+    first, last = life.events[0], life.events[-1]
+    end = "still there" if life.alive else f"deleted {last.author_date[:10]}"
+    number = f"{len(life.events)} commit{'' if len(life.events) == 1 else 's'}"
+    out.print(f"{first.what} {first.author_date[:10]}, {number}, {end}", soft_wrap=True)
+    for names in life.others:
+        became = f", which became {', then '.join(inside(name, DIRECTORY) for name in names[1:])}" if names[1:] else ""
+        out.print(f"another file had that name too: {shown(inside(names[0], DIRECTORY))}{became}", soft_wrap=True)
+    out.print()
+    print_events(out, [_row(event) for event in life.events])
+    out.print()
+
+
+def _row(event: FileEvent) -> Row:
+    notes = []
+    if event.old_path is not None:
+        notes.append(f"{inside(event.old_path, DIRECTORY)} -> {inside(event.path, DIRECTORY)}")
+    notes += [f"split: {flow.lines} lines went to {inside(flow.path, DIRECTORY)}" for flow in event.went_to]
+    notes += [f"split: {flow.lines} lines came from {inside(flow.path, DIRECTORY)}" for flow in event.came_from]
+    return Row(
+        event.author_date[:10],
+        event.hash,
+        event.what,
+        event.lines_added,
+        event.lines_deleted,
+        event.subject,
+        notes,
+    )

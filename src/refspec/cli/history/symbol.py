@@ -1,0 +1,180 @@
+"""`refspec history symbol`: the life of a function, class, method or name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from refspec.cli.command_line import UsageError
+from refspec.cli.history.events import Row, inside, origin, print_events
+from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, source_of
+from refspec.cli.history.output import paged, print_json, shown
+from refspec.history.catalogue import DIRECTORY
+from refspec.history.clone import HistoryError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from refspec.history.symbols import Event, Life, SymbolHistory
+
+# Chinese as in scripts/spec-symbol.sh.
+WORDS = {
+    "born": "出生",
+    "there already": "已有定义",
+    "back": "恢复",
+    "came": "移入",
+    "left": "移出",
+    "changed": "改动",
+    "moved": "移动",
+    "renamed from": "改名",
+    "renamed to": "改名",
+    "died": "消亡",
+    "class": "类",
+    "function": "函数",
+    "name": "变量",
+}
+
+
+def symbol(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As EAGLEWorker, verify or EAGLEWorker.verify.")],
+    path: Annotated[str, typer.Option("--path", metavar="FOLDER", help="Another folder or file.")] = DIRECTORY,
+    clone: ClonePath = None,
+    lang: Lang = None,
+    pager: Pager = True,
+    as_json: Json = False,
+) -> None:
+    """The life of a function, class, method or name: born, moved, renamed, changed, died.
+
+    Names count that a module or a class assigns or annotates. NAME may be defined in several files or classes at once:
+    each has a life of its own. +/- are lines of the definition. A name that was never defined is told by its mentions.
+    Needs a clone with contents of files.
+    """
+    from refspec.history.symbols import check_name, read_symbol
+
+    spoken = language(lang)
+    try:
+        check_name(name)
+    except HistoryError as error:
+        raise UsageError(str(error)) from None
+    source = source_of(clone, as_json=as_json)
+    asked = source.needed("the life of a name")
+    history = read_symbol(asked, name, path)
+    if as_json:
+        print_json(_document(history))
+    else:
+        with paged(pager) as out:
+            _print(out, history, spoken)
+            out.print(origin(asked), style="dim", soft_wrap=True)
+    if history.begins:
+        typer.echo(
+            f"refspec: the clone is shallow: what came before {history.begins[0][:10]} is not in it"
+            f"{asked.remedy().replace('it is shallow: ', '')}",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+def _document(history: SymbolHistory) -> dict[str, Any]:
+    document = asdict(history)
+    for life, told in zip(history.lives, document["lives"], strict=True):
+        told["summary"] = _summary(life, "en")
+    return document
+
+
+def _print(out: Console, history: SymbolHistory, spoken: Literal["en", "zh"]) -> None:
+    from rich.text import Text
+
+    chinese = spoken == "zh"
+    for life in history.lives:
+        kind = WORDS[life.kind] if chinese else life.kind
+        where = inside(life.place.path, history.path)
+        heading = f"{kind} {life.place.name}（{where}）" if chinese else f"{kind} {life.place.name} in {where}"
+        out.print(Text(shown(heading), "bold"), soft_wrap=True)
+        out.print(Text(_summary(life, spoken)), soft_wrap=True)
+        out.print()
+        print_events(out, [_row(event, history.path, spoken) for event in life.events])
+        out.print()
+    if not history.lives:
+        _print_mentions(out, history, chinese)
+
+
+def _print_mentions(out: Console, history: SymbolHistory, chinese: bool) -> None:
+    first, last = history.mentions[0], history.mentions[-1]
+    folder = shown(history.path)
+    if chinese:
+        out.print(f"{folder} 里从未定义过 {history.name}，只提及过", style="bold", soft_wrap=True)
+    else:
+        out.print(f"{history.name} was never defined in {folder}, only mentioned", style="bold", soft_wrap=True)
+    out.print()
+    for word, mention in ((("最早" if chinese else "first"), first), (("最近" if chinese else "last"), last)):
+        number = f"提及 {mention.number} 次" if chinese else f"{mention.number} mentions"
+        line = f"{word}  {mention.author_date[:10]}  {mention.hash[:10]}  {number}  {shown(mention.subject)}"
+        out.print(line, no_wrap=True, overflow="ellipsis")
+    files = ", ".join(inside(path, history.path) for path in history.mentioned_in)
+    if chinese:
+        out.print(f"现在提及它的：{files}" if files else "现在无处提及", soft_wrap=True)
+    else:
+        out.print(f"mentioned now in {files}" if files else "mentioned nowhere now", soft_wrap=True)
+    out.print()
+
+
+def _summary(life: Life, spoken: Literal["en", "zh"]) -> str:
+    """Its life in a line."""
+    first, last = life.events[0], life.events[-1]
+    changes = sum(event.what == "changed" for event in life.events)
+    moves = sum(event.what == "moved" for event in life.events)
+    if spoken == "zh":
+        begin = f"{first.author_date[:10]} {_word(first, spoken)}"
+        end = "至今仍在" if life.alive else f"{last.author_date[:10]} {_word(last, spoken)}"
+        return f"{begin}，改动 {changes} 次，{f'移动 {moves} 次，' if moves else ''}{end}"
+    begin, end = _LONG.get(first.what, first.what), _LONG.get(last.what, last.what)
+    parts = [f"{begin} {first.author_date[:10]}", f"changed {_times(changes)}"]
+    if moves:
+        parts.append(f"moved {_times(moves)}")
+    parts.append("still there" if life.alive else f"{end} {last.author_date[:10]}")
+    return ", ".join(parts)
+
+
+_LONG = {
+    "came": "came from elsewhere",
+    "left": "left the folder",
+    "renamed from": "renamed from another name",
+    "renamed to": "renamed",
+}
+
+
+def _times(number: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def _word(event: Event, spoken: Literal["en", "zh"]) -> str:
+    if spoken == "zh":
+        return WORDS[event.what]
+    return "renamed" if event.what.startswith("renamed") else event.what
+
+
+def _row(event: Event, folder: str, spoken: Literal["en", "zh"]) -> Row:
+    return Row(
+        event.author_date[:10],
+        event.hash,
+        _word(event, spoken),
+        event.lines_added,
+        event.lines_deleted,
+        event.subject,
+        _notes(event, folder, spoken == "zh"),
+    )
+
+
+def _notes(event: Event, folder: str, chinese: bool) -> list[str]:
+    """Where from, where to."""
+    if event.other is None:
+        return []
+    other, here = inside(event.other.path, folder), inside(event.place.path, folder)
+    if event.other.name != event.place.name:
+        other, here = f"{other}:{shown(event.other.name)}", f"{here}:{shown(event.place.name)}"
+    if event.what == "born":
+        return [f"与 {other} 几乎相同" if chinese else f"much like the one in {other}"]
+    leaves = event.what in ("renamed to", "left")
+    return [f"{here} -> {other}" if leaves else f"{other} -> {here}"]

@@ -1,0 +1,320 @@
+"""The life of a file: through renames, across the border of its folder, and into what it was split.
+
+`git log --follow` asks about one name at a time, from the end backwards, and takes a name for the file: where a file
+was renamed and another took its old name, or where one of several heirs is asked for, it tells a part of the story. So
+all changes of all files are read, once, and followed from the beginning on.
+
+A split is no rename: of a file that shrank, was deleted or was renamed, a good part of the lines appears in other files
+of the same commit. It is told by comparing the lines that went with those that came.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from refspec.history import catalogue
+from refspec.history.catalogue import DIRECTORY
+from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
+from refspec.history.commits import pull_request
+from refspec.history.likeness import changed_lines, telling_lines
+
+What = Literal["born", "there already", "back", "changed", "renamed", "deleted"]
+
+# A split needs so many lines that went elsewhere, and this part of all that went or came.
+SPLIT_LINES = 10
+SPLIT_PART = 0.2
+# Commits that change more files than this are not searched for splits.
+SWEEP = 400
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Lines that a commit took to another file, or from one."""
+
+    path: str
+    lines: int
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """What a commit did to the file.
+
+    path: its name afterwards, or its last one. old_path: of "renamed", the name before. lines_added, lines_deleted: the
+    fewest; None where contents are not known. went_to, came_from: of a split, the files, most lines first.
+    """
+
+    hash: str
+    author_date: str
+    committer_date: str
+    pr: int | None
+    subject: str
+    what: What
+    path: str
+    old_path: str | None = None
+    lines_added: int | None = None
+    lines_deleted: int | None = None
+    went_to: tuple[Flow, ...] = ()
+    came_from: tuple[Flow, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileLife:
+    """One file's events, the oldest first.
+
+    paths: its names, one after another. alive: is it there at the end? contents: were lines, splits and renames with
+    changes looked for? others: other files that had its name at another time: their names, in order of time. begins: is
+    the first event no birth, because the history that is known begins there?
+    """
+
+    paths: tuple[str, ...]
+    alive: bool
+    events: tuple[FileEvent, ...]
+    contents: bool
+    others: tuple[tuple[str, ...], ...]
+    begins: bool
+
+
+@dataclass
+class _Change:
+    status: str
+    path: str
+    old_path: str | None = None
+    old: str | None = None
+    new: str | None = None
+
+
+@dataclass
+class _Commit:
+    hash: str
+    fields: tuple[str, str, str]
+    changes: list[_Change]
+
+
+@dataclass
+class _Life:
+    paths: list[str]
+    alive: bool = True
+    events: list[tuple[_Commit, _Change]] = field(default_factory=list)
+
+
+def follow(clone: Clone | None, file: str) -> FileLife:
+    """The life of the file that is called `file`, or was called so last; off the catalogue where there is no clone.
+
+    file: below the folder of speculative decoding, or from the repository's root. Raises HistoryError if there never
+    was such a file, LacksError if the clone has no lists of files. Where it has no contents, the catalogue's word is
+    taken for renames that it knows, and the rest is told without them.
+    """
+    if clone is None:
+        commits, whole, boundary = _in_catalogue(), False, frozenset[str]()
+    else:
+        boundary = clone.boundary
+        try:
+            commits, whole = _in_clone(clone, "-M"), True
+        except LacksError:
+            commits, whole = _with_facts(_in_clone(clone, "-M100%")), False
+    lives = _lives(commits)
+    path = _meant(file, lives, clone.remedy() if clone else " as far as the catalogue knows")
+    named = [life for life in lives if path in life.paths]
+    life = max(named, key=lambda one: (one.alive and one.paths[-1] == path, lives.index(one)))
+    events = [_event(commit, change, n, boundary) for n, (commit, change) in enumerate(life.events)]
+    if clone is not None and whole:
+        events = _with_lines(clone, life, events, boundary)
+    others = tuple(tuple(other.paths) for other in named if other is not life)
+    begins = events[0].what == "there already"
+    return FileLife(tuple(life.paths), life.alive, tuple(events), whole, others, begins)
+
+
+def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
+    """The path that `file` stands for: below the folder, from the root, or the only one below the folder that ends so."""
+    known = {path: None for life in lives for path in life.paths}
+    file = posixpath.normpath(file)
+    for path in (f"{DIRECTORY}/{file}", file):
+        if path in known:
+            return path
+    below = [path for path in known if path.startswith(f"{DIRECTORY}/")]
+    ends = [path for path in below if path.endswith(f"/{file}")]
+    if len(ends) == 1:
+        return ends[0]
+    names = [path[len(DIRECTORY) + 1 :] for path in (ends or below)]
+    near = ends and names[:4] or difflib.get_close_matches(file, names, 4)
+    hint = f"; there are {', '.join(near)}" if near else ""
+    raise HistoryError(f"no file was ever called {file}{remedy}{hint}")
+
+
+# --- all changes
+
+
+_FORMAT = "%x00%H%x00%aI%x00%cI%x00%s"
+
+
+def _in_clone(clone: Clone, renames: str) -> list[_Commit]:
+    """Every commit on the main line with all its changes, the oldest first."""
+    said = clone.git(
+        *("log", "-z", "--first-parent", "-m", "--raw", "--no-abbrev", renames, f"--format={_FORMAT}"),
+        *(*PLAIN_DIFF, clone.main.commit, "--"),
+    )
+    fields = said.decode(errors="replace").split("\0")
+    found: list[_Commit] = []
+    at, end = 1, len(fields)
+    while at + 4 <= end:
+        commit = _Commit(fields[at], (fields[at + 1], fields[at + 2], fields[at + 3]), [])
+        found.append(commit)
+        at += 4
+        while at < end and (raw := fields[at].lstrip("\n")):
+            _, _, old, new, status = raw.split(" ")
+            change = _Change(status[0], fields[at + 1], None, old, new)
+            if status[0] in "RC":
+                change.old_path, change.path = fields[at + 1], fields[at + 2]
+                at += 1
+            commit.changes.append(change)
+            at += 2
+        at += 1
+        if at < end and not fields[at]:  # the NUL between two commits, and that before the next one's hash
+            at += 1
+    return found[::-1]
+
+
+def _in_catalogue() -> list[_Commit]:
+    return [_Commit(c.hash, (c.author_date, c.committer_date, c.subject), _facts(c)) for c in catalogue.commits()]
+
+
+def _facts(commit: catalogue.Commit) -> list[_Change]:
+    crossed = {path for change in commit.crossings for path in (change.path, change.old_path)}
+    changes = [change for change in commit.changes if change.path not in crossed]
+    return [_Change(c.status, c.path, c.old_path) for c in (*changes, *commit.crossings)]
+
+
+def _with_facts(commits: list[_Commit]) -> list[_Commit]:
+    """Renames that need contents to be seen, where the catalogue knows them."""
+    known = catalogue.commits_by_hash()
+    for commit in commits:
+        if fact := known.get(commit.hash):
+            facts = _facts(fact)
+            named = {path for change in facts for path in (change.path, change.old_path)}
+            rest = [change for change in commit.changes if not {change.path, change.old_path} & named]
+            commit.changes = rest + facts
+    return commits
+
+
+def _lives(commits: Iterable[_Commit]) -> list[_Life]:
+    lives: list[_Life] = []
+    alive: dict[str, _Life] = {}
+    deleted: dict[str, _Life] = {}
+    for commit in commits:
+        arrived: dict[str, _Life] = {}
+        for change in commit.changes:
+            path = change.path
+            if change.status == "R" and change.old_path is not None:
+                life = alive.pop(change.old_path, None)
+                if life is None:
+                    life = _Life([change.old_path])
+                    lives.append(life)
+                life.paths.append(path)
+                arrived[path] = life
+            elif change.status == "D":
+                life = alive.pop(path, None)
+                if life is None:
+                    continue
+                life.alive = False
+                deleted[path] = life
+            else:
+                life = alive.get(path)
+                if life is None or change.status in "AC":
+                    life = deleted.pop(path, None) or _Life([path])
+                    if not life.events:
+                        lives.append(life)
+                    life.alive = True
+                    arrived[path] = life
+            life.events.append((commit, change))
+        alive |= arrived
+    return lives
+
+
+def _event(commit: _Commit, change: _Change, number: int, boundary: frozenset[str]) -> FileEvent:
+    what: What
+    if change.status == "R":
+        what = "renamed"
+    elif change.status == "D":
+        what = "deleted"
+    elif change.status in "AC":
+        what = "back" if number else "there already" if commit.hash in boundary else "born"
+    else:
+        what = "changed" if number else "there already"
+    authored, committed, subject = commit.fields
+    old_path = change.old_path if change.status == "R" else None
+    return FileEvent(commit.hash, authored, committed, pull_request(subject), subject, what, change.path, old_path)
+
+
+# --- lines
+
+
+def _with_lines(clone: Clone, life: _Life, events: list[FileEvent], boundary: frozenset[str]) -> list[FileEvent]:
+    contents: dict[str | None, bytes] = {None: b""}
+    _load(clone, contents, (blob for _, change in life.events for blob in (change.old, change.new)))
+    split = []
+    for commit, change in life.events:
+        went, came = _lines_that_went(change, contents)
+        few = max(went.total(), came.total()) < SPLIT_LINES
+        split.append(not few and len(commit.changes) <= SWEEP and commit.hash not in boundary)
+    _load(
+        clone,
+        contents,
+        (
+            blob
+            for (commit, own), wanted in zip(life.events, split, strict=True)
+            for change in commit.changes
+            if wanted and change is not own
+            for blob in (change.old, change.new)
+        ),
+    )
+    found = []
+    for event, (commit, change), wanted in zip(events, life.events, split, strict=True):
+        if event.what == "there already":
+            found.append(event)
+            continue
+        plus, minus = changed_lines(contents[_there(change.old)], contents[_there(change.new)])
+        event = replace(event, lines_added=plus, lines_deleted=minus)
+        if wanted:
+            went, came = _lines_that_went(change, contents)
+            others = [(other.path, *_lines_that_went(other, contents)) for other in commit.changes if other is not change]
+            event = replace(
+                event,
+                went_to=_flows(went, [(path, theirs) for path, _, theirs in others]),
+                came_from=_flows(came, [(path, theirs) for path, theirs, _ in others]),
+            )
+        found.append(event)
+    return found
+
+
+def _there(blob: str | None) -> str | None:
+    return blob if blob and blob.strip("0") else None
+
+
+def _load(clone: Clone, contents: dict[str | None, bytes], blobs: Iterable[str | None]) -> None:
+    wanted = sorted({blob for blob in map(_there, blobs) if blob} - contents.keys())
+    for name, content in zip(wanted, clone.objects(*wanted), strict=True):
+        contents[name] = content or b""  # a submodule's commit is not here
+
+
+def _lines_that_went(change: _Change, contents: dict[str | None, bytes]) -> tuple[Counter[bytes], Counter[bytes]]:
+    """Lines that the file lost in the change, and those that it gained; telling ones only."""
+    old = Counter(telling_lines(contents[_there(change.old)]))
+    new = Counter(telling_lines(contents[_there(change.new)]))
+    return old - new, new - old
+
+
+def _flows(lines: Counter[bytes], others: Iterable[tuple[str, Counter[bytes]]]) -> tuple[Flow, ...]:
+    """Each line counts for one file, the one that shares the most."""
+    left = lines.copy()
+    flows = []
+    for path, theirs in sorted(others, key=lambda other: -(lines & other[1]).total()):
+        shared = left & theirs
+        if shared.total() >= max(SPLIT_LINES, SPLIT_PART * lines.total()):
+            flows.append(Flow(path, shared.total()))
+            left -= shared
+    return tuple(flows)

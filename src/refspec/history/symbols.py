@@ -1,0 +1,583 @@
+"""The life of a name in Python: where it was defined first, where it moved, what it was called before and after.
+
+Every commit on the main line (of merges, the first parent's side) that touches the folder is looked at, with the
+contents of all its files before and after, which take git about as long to hand out as the log itself. A definition
+that vanishes in a commit and appears in another file, or in another class, moved; one that vanishes while another with
+nearly the same body appears was renamed. What left the folder, or came into it, is looked for in the rest of the
+repository's changes in that commit.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from refspec.history.catalogue import DIRECTORY
+from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
+from refspec.history.commits import pull_request
+from refspec.history.definitions import Definition, Kind, parse, scan
+from refspec.history.likeness import changed_lines, likeness, telling_lines
+
+What = Literal[
+    "born", "there already", "back", "came", "changed", "moved", "renamed from", "renamed to", "left", "died"
+]
+
+# From this likeness on, a definition of the same name that appears where another vanishes is that one, moved;
+SAME_NAME = 0.3
+# one of another name is that one, renamed; and one that is born beside another is a copy of it.
+OTHER_NAME = 0.6
+COPY = 0.8
+# A commit that changes more files than this, elsewhere, is a sweep: definitions are not looked for in them.
+SWEEP = 400
+# So many versions of files are read at once; of a larger folder, only files that ever mentioned the name.
+MANY = 8_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a definition stands: a file, and the qualified name within it."""
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a commit did to a definition.
+
+    | what          | place                         | other                                            |
+    |---------------|-------------------------------|--------------------------------------------------|
+    | born, back    | where it is                   | of born, a definition that it is a copy of       |
+    | there already | where it is                   | None: the commit's parents are not in the clone  |
+    | came, left    | its place within the folder   | its place beyond the folder                      |
+    | changed       | where it is                   | None                                             |
+    | moved         | where it is then              | where it was                                     |
+    | renamed from  | where it is                   | what it was called before, and where             |
+    | renamed to    | where it was                  | what it is called then, and where                |
+    | died          | where it was                  | None                                             |
+
+    lines_added, lines_deleted: of the definition's text, the fewest that make one from the other.
+    """
+
+    hash: str
+    author_date: str
+    committer_date: str
+    pr: int | None
+    subject: str
+    what: What
+    place: Place
+    other: Place | None = None
+    lines_added: int = 0
+    lines_deleted: int = 0
+
+
+@dataclass(frozen=True)
+class Life:
+    """One definition from its birth on, the oldest event first. place: where it is, or where it was last."""
+
+    kind: Kind
+    place: Place
+    alive: bool
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A commit in which the number of a name's mentions in the folder changed, and what it is afterwards."""
+
+    hash: str
+    author_date: str
+    subject: str
+    number: int
+
+
+@dataclass(frozen=True)
+class SymbolHistory:
+    """Lives of the definitions that bear a name, by their first commit; where there are none, its mentions.
+
+    mentions: commits in which their number changed, the oldest first. mentioned_in: files that mention it at the end.
+    begins: commits of a shallow clone at which the history seen here begins, not the folder's own.
+    """
+
+    name: str
+    path: str
+    lives: tuple[Life, ...]
+    mentions: tuple[Mention, ...]
+    mentioned_in: tuple[str, ...]
+    begins: tuple[str, ...]
+
+
+@dataclass
+class _Change:
+    """A file's contents in a commit before and after, by hash; None where there is no file."""
+
+    path: str
+    old: str | None
+    new: str | None
+
+
+@dataclass
+class _Commit:
+    hash: str
+    parent: str | None
+    fields: tuple[str, str, str]
+    changes: list[_Change]
+    before: dict[Place, Definition] = field(default_factory=dict)
+    after: dict[Place, Definition] = field(default_factory=dict)
+    moves: list[tuple[Place, Place]] = field(default_factory=list)
+    came: dict[Place, Place] = field(default_factory=dict)  # from outside
+    left: dict[Place, Place] = field(default_factory=dict)
+    other_names: dict[Place, Place] = field(default_factory=dict)
+
+    def vanished(self) -> list[Place]:
+        gone = {old for old, _ in self.moves}
+        return [place for place in self.before if place not in self.after and place not in gone]
+
+    def appeared(self) -> list[Place]:
+        come = {new for _, new in self.moves}
+        return [place for place in self.after if place not in self.before and place not in come]
+
+
+def read_symbol(clone: Clone, name: str, path: str = DIRECTORY) -> SymbolHistory:
+    """The lives of all definitions of `name`, an identifier or several with dots between, in the folder or file `path`.
+
+    "verify" means functions, methods, classes and names that are called so wherever they are, "Worker.verify" those in
+    a class Worker. Raises HistoryError if it is no name, or if nothing in `path` ever mentioned it; LacksError if the
+    clone has no contents of files.
+    """
+    check_name(name)
+    own = name.rpartition(".")[2]
+    commits = _read_commits(clone, path)
+    if len({blob for commit in commits for change in commit.changes for blob in (change.old, change.new)}) > MANY:
+        _keep_mentioning(clone, commits, own, path)
+    blobs = _Blobs(clone, own)
+    blobs.load(blob for commit in commits for change in commit.changes for blob in (change.old, change.new) if blob)
+    for commit in commits:
+        for change in commit.changes:
+            commit.before |= blobs.definitions(change.path, change.old)
+            commit.after |= blobs.definitions(change.path, change.new)
+    structural = [commit for commit in commits if commit.before.keys() != commit.after.keys()]
+    for commit in structural:
+        _check(commit, blobs)
+        commit.moves = _paired(commit)
+    _look_elsewhere(clone, [c for c in structural if c.vanished() or c.appeared()], blobs, path)
+    lives = [life for life in _lives(commits, clone.boundary) if _is_meant(life, name)]
+    mentions, mentioned_in = ([], []) if lives else _mentions(commits, blobs)
+    if not lives and not mentions:
+        raise HistoryError(f"nothing in {path} ever mentioned {own}{clone.remedy()}")
+    begins = tuple(commit.hash for commit in commits if commit.hash in clone.boundary)
+    return SymbolHistory(name, path, tuple(lives), tuple(mentions), tuple(mentioned_in), begins)
+
+
+def check_name(name: str) -> None:
+    """Raises HistoryError unless `name` is an identifier, or several with dots between."""
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+        raise HistoryError(f"not a name in Python: {name!r} (as in verify, or EAGLEWorker.verify)")
+
+
+# --- what git knows
+
+_FORMAT = "%x00%H%x00%P%x00%aI%x00%cI%x00%s"
+
+
+def _read_commits(clone: Clone, path: str) -> list[_Commit]:
+    """The oldest first. Raises HistoryError if there are none."""
+    said = _log(clone, path)
+    if not said:
+        raise HistoryError(f"no commit on {clone.main.name} touches {path}{clone.remedy()}")
+    return said
+
+
+def _log(clone: Clone, path: str, *pickaxe: str) -> list[_Commit]:
+    said = clone.git(
+        *("log", "-z", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", f"--format={_FORMAT}"),
+        *(*PLAIN_DIFF, *pickaxe, clone.main.commit, "--", path),
+    )
+    found = []
+    fields = said.decode(errors="replace").split("\0")
+    at = 1
+    while at + 5 <= len(fields):
+        hash_, parents, authored, committed, subject = fields[at : at + 5]
+        at += 5
+        changes = []
+        while at + 1 < len(fields) and not (not fields[at].strip("\n") and _is_hash(fields[at + 1])):
+            if fields[at].lstrip("\n").startswith(":"):
+                changes.append(_change(fields[at].lstrip("\n"), fields[at + 1]))
+                at += 1
+            at += 1
+        at += 1
+        found.append(_Commit(hash_, (parents.split() or [None])[0], (authored, committed, subject), changes))
+    return found[::-1]
+
+
+def _is_hash(text: str) -> bool:
+    return len(text) in (40, 64) and not text.startswith(":")
+
+
+def _change(raw: str, path: str) -> _Change:
+    """`:mode mode hash hash status`"""
+    _, _, old, new, _ = raw.split(" ")
+    return _Change(path, old if old.strip("0") else None, new if new.strip("0") else None)
+
+
+def _keep_mentioning(clone: Clone, commits: list[_Commit], own: str, path: str) -> None:
+    """Drops changes of files that never mentioned the name."""
+    paths = {change.path for commit in _log(clone, path, f"-S{own}") for change in commit.changes}
+    for commit in commits:
+        commit.changes = [change for change in commit.changes if change.path in paths]
+
+
+class _Blobs:
+    """Contents of files, and the definitions of one name in them."""
+
+    def __init__(self, clone: Clone, own: str) -> None:
+        self._clone = clone
+        self._own = own
+        self._bytes = own.encode()
+        self.contents: dict[str, bytes] = {}
+        self._definitions: dict[str, list[Definition]] = {}
+
+    def load(self, names: Iterable[str]) -> None:
+        wanted = sorted(set(names) - self.contents.keys())
+        for name, content in zip(wanted, self._clone.objects(*wanted), strict=True):
+            if content is None:
+                raise LacksError(f"this clone lacks the contents of files, such as {name}{self._clone.remedy()}")
+            self.contents[name] = content
+
+    def mentions(self, blob: str | None) -> bool:
+        return blob is not None and self._bytes in self.contents.get(blob, b"")
+
+    def definitions(self, path: str, blob: str | None) -> dict[Place, Definition]:
+        """Those of one place are taken together, as those of a property are, or the two of an if and its else."""
+        if blob is None or not path.endswith(".py") or not self.mentions(blob):
+            return {}
+        if blob not in self._definitions:
+            self._definitions[blob] = scan(self.contents[blob], self._own)
+        found: dict[Place, Definition] = {}
+        for one in self._definitions[blob]:
+            place = Place(path, one.name)
+            known = found.get(place)
+            found[place] = replace(known, text=known.text + b"\n" + one.text) if known else one
+        return found
+
+    def check(self, path: str, blob: str | None) -> dict[Place, Definition]:
+        """The same after a look at the syntax tree, where this Python can read it."""
+        if self.mentions(blob) and path.endswith(".py"):
+            assert blob is not None
+            try:
+                exact = parse(self.contents[blob], self._own)
+            except SyntaxError:
+                pass
+            else:
+                if [one.name for one in exact] != [one.name for one in self._definitions[blob]]:
+                    self._definitions[blob] = exact
+        return self.definitions(path, blob)
+
+
+def _check(commit: _Commit, blobs: _Blobs) -> None:
+    commit.before, commit.after = {}, {}
+    for change in commit.changes:
+        commit.before |= blobs.check(change.path, change.old)
+        commit.after |= blobs.check(change.path, change.new)
+
+
+# --- moved and renamed
+
+
+def _paired(commit: _Commit) -> list[tuple[Place, Place]]:
+    """Definitions of the name that vanish in one place and appear in another, most alike first."""
+    rated = sorted(
+        (
+            (likeness(commit.before[old].text, commit.after[new].text), old.name == new.name, old, new)
+            for old in commit.vanished()
+            for new in commit.appeared()
+            if (commit.before[old].kind == "name") == (commit.after[new].kind == "name")
+        ),
+        key=lambda row: row[:2],
+        reverse=True,
+    )
+    pairs: list[tuple[Place, Place]] = []
+    for like, same, old, new in rated:
+        taken = any(old == a or new == b for a, b in pairs)
+        enough = SAME_NAME if same else OTHER_NAME
+        if not taken and (like >= enough or (same and commit.before[old].kind == "name")):
+            pairs.append((old, new))
+    return pairs
+
+
+def _look_elsewhere(clone: Clone, commits: Sequence[_Commit], blobs: _Blobs, path: str) -> None:
+    """Finds what came from beyond the folder or went there, and what bears another name."""
+    commits = [commit for commit in commits if commit.hash not in clone.boundary]
+    if not commits:
+        return
+    lists = "".join(f"{commit.hash} {commit.parent or ''}".rstrip() + "\n" for commit in commits)
+    said = clone.git(
+        *("diff-tree", "--stdin", "-r", "--root", "-z", "--raw", "--no-abbrev", "--no-renames", "--always", "--"),
+        stdin=lists.encode(),
+    )
+    everywhere = _parsed_diff_tree(said)
+    elsewhere: dict[str, list[_Change]] = {}
+    for commit in commits:
+        inside = {change.path for change in commit.changes}
+        others = [c for c in everywhere.get(commit.hash, []) if c.path.endswith(".py") and c.path not in inside]
+        elsewhere[commit.hash] = others if len(others) <= SWEEP else []
+    blobs.load(
+        blob
+        for commit in commits
+        for change in elsewhere[commit.hash]
+        for blob in ((change.new,) * bool(commit.vanished()) + (change.old,) * bool(commit.appeared()))
+        if blob
+    )
+    for commit in commits:
+        others = elsewhere[commit.hash]
+        for old in commit.vanished():
+            found = _same_name(commit.before[old], others, "new", blobs)
+            if found:
+                commit.left[old] = found
+                continue
+            found = _other_name(commit.before[old], old, [*commit.changes, *others], "new", blobs)
+            if found:
+                commit.other_names[old] = found
+        for new in commit.appeared():
+            found = _same_name(commit.after[new], others, "old", blobs)
+            if found:
+                commit.came[new] = found
+                continue
+            found = _other_name(commit.after[new], new, [*commit.changes, *others], "old", blobs)
+            if found:
+                commit.other_names[new] = found
+
+
+def _parsed_diff_tree(said: bytes) -> dict[str, list[_Change]]:
+    found: dict[str, list[_Change]] = {}
+    changes: list[_Change] = []
+    fields = said.decode(errors="replace").split("\0")
+    at = 0
+    while at < len(fields):
+        if fields[at].startswith(":"):
+            changes.append(_change(fields[at], fields[at + 1]))
+            at += 1
+        elif fields[at].strip():
+            changes = found.setdefault(fields[at].strip(), [])
+        at += 1
+    return found
+
+
+Side = Literal["old", "new"]
+
+
+def _blob(change: _Change, side: Side) -> str | None:
+    return change.new if side == "new" else change.old
+
+
+def _other(side: Side) -> Side:
+    return "old" if side == "new" else "new"
+
+
+def _same_name(one: Definition, changes: Sequence[_Change], side: Side, blobs: _Blobs) -> Place | None:
+    """Where in `changes` a definition of the same name, much like this one, stands on `side` but not on the other."""
+    best: tuple[float, Place | None] = (SAME_NAME, None)
+    for change in changes:
+        # The other side may not have been read; that it is there on both cannot be told then, and matters little.
+        there = blobs.definitions(change.path, _blob(change, side))
+        before = blobs.definitions(change.path, _blob(change, _other(side)))
+        for place, definition in there.items():
+            if place not in before and (like := likeness(one.text, definition.text)) >= best[0]:
+                best = (like, place)
+    return best[1]
+
+
+def _other_name(
+    one: Definition, place: Place, changes: Sequence[_Change], side: Side, blobs: _Blobs
+) -> Place | None:
+    """Where in `changes` nearly the same under another name stands on `side` but not on the other."""
+    if one.kind == "name":
+        return _other_name_of_variable(one, place, changes, side, blobs)
+    own = place.name.rpartition(".")[2]
+    telling = telling_lines(one.text.partition(b"\n")[2])
+    if not telling:
+        return None
+    telling = telling[:: 1 + len(telling) // 40]
+    enough = OTHER_NAME if len(telling) >= 4 else 1.0
+    best: tuple[float, Place | None] = (enough, None)
+    for change in changes:
+        content = blobs.contents.get(_blob(change, side) or "", b"")
+        if not change.path.endswith(".py") or sum(line in content for line in telling) < enough * len(telling):
+            continue
+        known = {d.name for d in scan(blobs.contents.get(_blob(change, _other(side)) or "", b""))}
+        for other in scan(content):
+            other_own = other.name.rpartition(".")[2]
+            if other_own == own or other.name in known or (other.kind == "class") != (one.kind == "class"):
+                continue
+            like = likeness(one.text, _called(other.text, other_own, own))
+            if like >= best[0]:
+                best = (like, Place(change.path, other.name))
+    return best[1]
+
+
+def _other_name_of_variable(
+    one: Definition, place: Place, changes: Sequence[_Change], side: Side, blobs: _Blobs
+) -> Place | None:
+    """One line says little: the other must say the same, and a further line must have changed the same name."""
+    own = place.name.rpartition(".")[2]
+    for change in changes:
+        here, there = (blobs.contents.get(_blob(change, s) or "", b"") for s in (_other(side), side))
+        if change.path != place.path:
+            continue
+        went = set(here.split(b"\n")) - set(there.split(b"\n"))
+        came = set(there.split(b"\n")) - set(here.split(b"\n"))
+        mentioning = {line for line in went if re.search(rb"\b" + own.encode() + rb"\b", line)}
+        try:
+            known = {d.name for d in parse(here)}
+            candidates = [d for d in parse(there) if d.kind == "name" and d.name not in known]
+        except SyntaxError:
+            continue
+        for other in candidates:
+            other_own = other.name.rpartition(".")[2]
+            if other.name.rpartition(".")[0] != place.name.rpartition(".")[0]:
+                continue
+            if _called(other.text, other_own, own) != one.text:
+                continue
+            if sum(_called(line, own, other_own) in came for line in mentioning) >= 2:
+                return Place(change.path, other.name)
+    return None
+
+
+def _called(text: bytes, name: str, other: str) -> bytes:
+    """The text with `other` wherever it says `name`."""
+    return re.sub(rb"(?<![\w\x80-\xff])" + re.escape(name.encode()) + rb"(?![\w\x80-\xff])", other.encode(), text)
+
+
+# --- lives
+
+
+@dataclass
+class _Life:
+    kind: Kind
+    place: Place
+    alive: bool = True
+    events: list[Event] = field(default_factory=list)
+    places: set[Place] = field(default_factory=set)
+
+
+def _lives(commits: Sequence[_Commit], boundary: frozenset[str]) -> list[Life]:
+    lives: list[_Life] = []
+    here: dict[Place, _Life] = {}  # alive
+    texts: dict[Place, bytes] = {}
+    died: dict[Place, _Life] = {}
+    for commit in commits:
+        moved = dict(commit.moves)
+        arrivals: dict[Place, _Life] = {}
+        for place, old in commit.before.items():
+            life = here.get(place)
+            if life is None:
+                continue  # of a merge's other side: told when it came
+            new = commit.after.get(moved.get(place, place))
+            if place in moved:
+                plus, minus = changed_lines(old.text, commit.after[moved[place]].text)
+                life.events.append(_event(commit, "moved", moved[place], place, plus=plus, minus=minus))
+                arrivals[moved[place]] = here.pop(place)
+            elif new is not None:
+                if new.text != old.text:
+                    plus, minus = changed_lines(old.text, new.text)
+                    life.events.append(_event(commit, "changed", place, plus=plus, minus=minus))
+            else:
+                _end(commit, place, old, life)
+                died[place] = here.pop(place)
+            texts.pop(place, None) if place not in here else None
+        for place, life in arrivals.items():
+            here[place] = life
+            life.place = place
+            life.places.add(place)
+        for place, new in commit.after.items():
+            if place not in here:
+                life = died.pop(place, None) or _Life(new.kind, place)
+                if not life.events:
+                    lives.append(life)
+                life.events.append(_birth(commit, place, new, life, texts, boundary))
+                life.alive, life.place = True, place
+                life.places.add(place)
+                here[place] = life
+            here[place].kind = new.kind
+        texts |= {place: new.text for place, new in commit.after.items()}
+    return [Life(life.kind, life.place, life.alive, tuple(life.events)) for life in lives]
+
+
+def _end(commit: _Commit, place: Place, old: Definition, life: _Life) -> None:
+    life.alive = False
+    lines = old.text.count(b"\n") + 1
+    if place in commit.left:
+        life.events.append(_event(commit, "left", place, commit.left[place]))
+    elif place in commit.other_names:
+        life.events.append(_event(commit, "renamed to", place, commit.other_names[place]))
+    else:
+        life.events.append(_event(commit, "died", place, minus=lines))
+
+
+def _birth(
+    commit: _Commit,
+    place: Place,
+    new: Definition,
+    life: _Life,
+    texts: dict[Place, bytes],
+    boundary: frozenset[str],
+) -> Event:
+    lines = new.text.count(b"\n") + 1
+    if commit.hash in boundary:
+        return _event(commit, "there already", place)
+    if place in commit.came:
+        return _event(commit, "came", place, commit.came[place])
+    if place in commit.other_names:
+        return _event(commit, "renamed from", place, commit.other_names[place])
+    if life.events:
+        return _event(commit, "back", place, plus=lines)
+    copies = [] if new.kind == "name" else [(likeness(text, new.text), other) for other, text in texts.items()]
+    like, origin = max(copies, key=lambda copy: copy[0], default=(0.0, None))
+    return _event(commit, "born", place, origin if like >= COPY else None, plus=lines)
+
+
+def _event(
+    commit: _Commit,
+    what: What,
+    place: Place,
+    other: Place | None = None,
+    *,
+    plus: int = 0,
+    minus: int = 0,
+) -> Event:
+    authored, committed, subject = commit.fields
+    pr = pull_request(subject)
+    return Event(commit.hash, authored, committed, pr, subject, what, place, other, plus, minus)
+
+
+def _is_meant(life: Life, name: str) -> bool:
+    places = {event.place.name for event in life.events}
+    places |= {event.other.name for event in life.events if event.other and event.what in ("moved", "came", "left")}
+    return any(f".{place}".endswith(f".{name}") for place in places)
+
+
+def _mentions(commits: Sequence[_Commit], blobs: _Blobs) -> tuple[list[Mention], list[str]]:
+    word = re.compile(rb"(?<![\w\x80-\xff])" + re.escape(blobs._bytes) + rb"(?![\w\x80-\xff])")
+    counts: dict[str, int] = {}
+
+    def number(blob: str | None) -> int:
+        if not blobs.mentions(blob):
+            return 0
+        assert blob is not None
+        if blob not in counts:
+            counts[blob] = len(word.findall(blobs.contents[blob]))
+        return counts[blob]
+
+    found: list[Mention] = []
+    files: dict[str, int] = {}
+    for commit in commits:
+        before = sum(files.values())
+        for change in commit.changes:
+            files[change.path] = number(change.new)
+        after = sum(files.values())
+        if after != before or any(number(c.old) != number(c.new) for c in commit.changes):
+            found.append(Mention(commit.hash, commit.fields[0], commit.fields[2], after))
+    return found, sorted(path for path, n in files.items() if n)
