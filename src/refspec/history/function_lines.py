@@ -1,9 +1,11 @@
-"""Every change of one function's lines: `git log -L`, with the lines found by Python's syntax tree.
+"""Every change of one function's lines, wherever they were: the definition cut out of each version of its file.
 
-`git log -L :NAME:FILE` looks for a line that its pattern for functions matches. Without the attribute diff=python it has
-none for Python and takes lines that are not indented, so it finds no method; with it, a function ends where the next
-`def` or `class` is, be it one within it. And NAME is a regular expression. So the lines come from the file itself, in
-the revision where the walk begins, decorators included, and git gets their numbers.
+`git log -L` asks the same, but it knows of lines only. `-L :NAME:FILE` looks for a line that a pattern for functions
+matches: without the attribute diff=python it has none for Python and finds no method; with it, a function ends where
+the next `def` or `class` is, be it one within it; and NAME is a regular expression, so the first line that it happens to
+match is taken. From there on the lines are carried back through each diff: a function that was written anew is lost
+there, or another one is told instead, and one that came from another file was born when it came. So here the
+definition is found again in each version, as `refspec.history.symbols` does it, and the diffs are of its text alone.
 """
 
 from __future__ import annotations
@@ -16,38 +18,25 @@ from dataclasses import dataclass
 
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
-from refspec.history.commits import pull_request
 from refspec.history.definitions import Definition, parse, scan
-from refspec.history.symbols import check_name
-
-
-@dataclass(frozen=True)
-class LinesChange:
-    """A commit that changed the lines.
-
-    diff: the hunks, as text, each with its line "@@ ... @@". path: the file's name afterwards. boundary: the parents
-    are not in the clone, so the diff shows all lines as if they had come then.
-    """
-
-    hash: str
-    author_date: str
-    committer_date: str
-    pr: int | None
-    subject: str
-    path: str
-    diff: str
-    boundary: bool
+from refspec.history.symbols import Event, Place, check_name, read_symbol
 
 
 @dataclass(frozen=True)
 class FunctionLines:
-    """What changed a definition, the newest first. ranges: its first and last lines at the revision `commit`."""
+    """What changed a definition.
 
-    path: str
-    name: str
+    place: where it is at the revision `commit`. ranges: its first and last lines there, several where an if and its
+    else, or a property's getter and setter, define it. changes: the newest first, each with the diff of its text, hunks
+    as `diff -u` has them; "" where nothing but its place changed. begins: is the last of them no birth, because the
+    clone's history begins there?
+    """
+
+    place: Place
     commit: str
     ranges: tuple[tuple[int, int], ...]
-    changes: tuple[LinesChange, ...]
+    changes: tuple[tuple[Event, str], ...]
+    begins: bool
 
 
 def read_lines(clone: Clone, what: str, revision: str | None = None) -> FunctionLines:
@@ -60,17 +49,41 @@ def read_lines(clone: Clone, what: str, revision: str | None = None) -> Function
     file, name = parts_of(what)
     commit = clone.commit(revision) if revision is not None else clone.main.commit
     path = _path(clone, commit, file, revision or clone.main.name)
+    if not path.endswith(".py"):
+        raise HistoryError(f"{_text(path)} is not Python: --clone's git log -L can follow lines of other files")
     (source,) = clone.objects(f"{commit}:{path}")
     if source is None:
         raise LacksError(f"this clone lacks the contents of {_text(path)}{clone.remedy()}")
     found = _definitions(source, path, name)
+    place = Place(_text(path), found[0].name)
+    folder = DIRECTORY if path.startswith(f"{DIRECTORY}/") else posixpath.dirname(path) or "."
+    history = read_symbol(clone, place.name, folder, commit)
+    life = next((life for life in history.lives if life.alive and life.place == place), None)
+    if life is None:
+        lines = f"-L{found[0].first},{found[0].last}:{place.path}"
+        raise HistoryError(f"{place.path} lays out {place.name} in a way that is not followed here (git log {lines} may)")
+    changes = tuple((event, diff(event.before, event.after)) for event in life.events[::-1])
     ranges = tuple((one.first, one.last) for one in found)
-    said = clone.git(
-        *("log", f"--format={_FORMAT}", *PLAIN_DIFF, "--text"),
-        *(f"-L{first},{last}:{path}" for first, last in ranges),
-        *(commit, "--"),
-    )
-    return FunctionLines(_text(path), found[0].name, commit, ranges, _parsed(said, clone.boundary))
+    return FunctionLines(place, commit, ranges, changes, life.events[0].what == "there already")
+
+
+def diff(before: Definition | None, after: Definition | None) -> str:
+    """The unified diff of two texts of a definition, lines numbered as in their files."""
+    old, new = (one.text.decode(errors="replace").split("\n") if one else [] for one in (before, after))
+    lines = []
+    for line in list(difflib.unified_diff(old, new, lineterm=""))[2:]:
+        if line.startswith("@@"):
+            line = _HUNK.sub(lambda m: _shifted(m, before, after), line)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+_HUNK = re.compile(r"-(\d+)((?:,\d+)?) \+(\d+)")
+
+
+def _shifted(hunk: re.Match[str], before: Definition | None, after: Definition | None) -> str:
+    old, new = (int(n) + (one.first - 1 if one else 0) for n, one in ((hunk[1], before), (hunk[3], after)))
+    return f"-{old}{hunk[2]} +{new}"
 
 
 def parts_of(what: str) -> tuple[str, str]:
@@ -136,31 +149,3 @@ def _definitions(source: bytes, path: str, name: str) -> list[Definition]:
     if len(names) > 1:
         raise HistoryError(f"{_text(path)} defines several {name}: say which of {', '.join(names)}")
     return exact or found
-
-
-# Two NULs and a hash in front: no line of a file can be taken for it.
-_FORMAT = "%x00%x00%H%x00%aI%x00%cI%x00%s%x00"
-_COMMIT = re.compile("\0\0([0-9a-f]{40,64})\0([^\0]*)\0([^\0]*)\0([^\0]*)\0")
-
-
-def _parsed(said: bytes, boundary: frozenset[str]) -> tuple[LinesChange, ...]:
-    _, *fields = _COMMIT.split(said.decode(errors="replace"))
-    found = []
-    for at in range(0, len(fields), 5):
-        hash_, authored, committed, subject, patch = fields[at : at + 5]
-        lines = patch.split("\n")
-        path = next((line[6:].rstrip("\t") for line in lines if line.startswith("+++ b/")), "")
-        first = next((n for n, line in enumerate(lines) if line.startswith("@@ ")), len(lines))
-        found.append(
-            LinesChange(
-                hash_,
-                authored,
-                committed,
-                pull_request(subject),
-                subject,
-                path,
-                "\n".join(lines[first:]).rstrip("\n"),
-                hash_ in boundary,
-            )
-        )
-    return tuple(found)

@@ -13,6 +13,7 @@ import keyword
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from refspec.history.catalogue import DIRECTORY
@@ -59,7 +60,8 @@ class Event:
     | renamed to    | where it was                  | what it is called then, and where                |
     | died          | where it was                  | None                                             |
 
-    lines_added, lines_deleted: of the definition's text, the fewest that make one from the other.
+    before, after: the
+    definition in the commit's parent and in the commit, within the folder; None where there is none.
     """
 
     hash: str
@@ -70,8 +72,24 @@ class Event:
     what: What
     place: Place
     other: Place | None = None
-    lines_added: int = 0
-    lines_deleted: int = 0
+    before: Definition | None = None
+    after: Definition | None = None
+
+    @cached_property
+    def _lines(self) -> tuple[int, int]:
+        unknown = self.what in ("there already", "came", "left", "renamed from", "renamed to")
+        texts = (b"" if one is None else one.text for one in (self.before, self.after))
+        return (0, 0) if unknown else changed_lines(*texts)
+
+    @property
+    def lines_added(self) -> int:
+        """So many lines more are needed, at least, to make the definition what it is afterwards."""
+        return self._lines[0]
+
+    @property
+    def lines_deleted(self) -> int:
+        """So many lines less."""
+        return self._lines[1]
 
 
 @dataclass(frozen=True)
@@ -141,8 +159,10 @@ class _Commit:
         return [place for place in self.after if place not in self.before and place not in come]
 
 
-def read_symbol(clone: Clone, name: str, path: str = DIRECTORY) -> SymbolHistory:
+def read_symbol(clone: Clone, name: str, path: str = DIRECTORY, revision: str | None = None) -> SymbolHistory:
     """The lives of all definitions of `name`, an identifier or several with dots between, in the folder or file `path`.
+
+    Up to `revision`, a hash; None: the main line.
 
     "verify" means functions, methods, classes and names that are called so wherever they are, "Worker.verify" those in
     a class Worker. Raises HistoryError if it is no name, or if nothing in `path` ever mentioned it; LacksError if the
@@ -150,9 +170,12 @@ def read_symbol(clone: Clone, name: str, path: str = DIRECTORY) -> SymbolHistory
     """
     check_name(name)
     own = name.rpartition(".")[2]
-    commits = _read_commits(clone, path)
+    tip = revision or clone.main.commit
+    commits = _log(clone, path, tip)
+    if not commits:
+        raise HistoryError(f"no commit on {clone.main.name} touches {path}{clone.remedy()}")
     if len({blob for commit in commits for change in commit.changes for blob in (change.old, change.new)}) > MANY:
-        _keep_mentioning(clone, commits, own, path)
+        _keep_mentioning(clone, commits, own, path, tip)
     blobs = _Blobs(clone, own)
     blobs.load(blob for commit in commits for change in commit.changes for blob in (change.old, change.new) if blob)
     for commit in commits:
@@ -183,18 +206,11 @@ def check_name(name: str) -> None:
 _FORMAT = "%x00%H%x00%P%x00%aI%x00%cI%x00%s"
 
 
-def _read_commits(clone: Clone, path: str) -> list[_Commit]:
-    """The oldest first. Raises HistoryError if there are none."""
-    said = _log(clone, path)
-    if not said:
-        raise HistoryError(f"no commit on {clone.main.name} touches {path}{clone.remedy()}")
-    return said
-
-
-def _log(clone: Clone, path: str, *pickaxe: str) -> list[_Commit]:
+def _log(clone: Clone, path: str, revision: str, *pickaxe: str) -> list[_Commit]:
+    """The oldest first."""
     said = clone.git(
         *("log", "-z", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", f"--format={_FORMAT}"),
-        *(*PLAIN_DIFF, *pickaxe, clone.main.commit, "--", path),
+        *(*PLAIN_DIFF, *pickaxe, revision, "--", path),
     )
     found = []
     fields = said.decode(errors="replace").split("\0")
@@ -209,7 +225,7 @@ def _log(clone: Clone, path: str, *pickaxe: str) -> list[_Commit]:
                 at += 1
             at += 1
         at += 1
-        found.append(_Commit(hash_, (parents.split() or [None])[0], (authored, committed, subject), changes))
+        found.append(_Commit(hash_, parents.split(" ")[0] or None, (authored, committed, subject), changes))
     return found[::-1]
 
 
@@ -223,9 +239,9 @@ def _change(raw: str, path: str) -> _Change:
     return _Change(path, old if old.strip("0") else None, new if new.strip("0") else None)
 
 
-def _keep_mentioning(clone: Clone, commits: list[_Commit], own: str, path: str) -> None:
+def _keep_mentioning(clone: Clone, commits: list[_Commit], own: str, path: str, revision: str) -> None:
     """Drops changes of files that never mentioned the name."""
-    paths = {change.path for commit in _log(clone, path, f"-S{own}") for change in commit.changes}
+    paths = {change.path for commit in _log(clone, path, revision, f"-S{own}") for change in commit.changes}
     for commit in commits:
         commit.changes = [change for change in commit.changes if change.path in paths]
 
@@ -460,13 +476,12 @@ class _Life:
     place: Place
     alive: bool = True
     events: list[Event] = field(default_factory=list)
-    places: set[Place] = field(default_factory=set)
+    text: bytes = b""  # as it is, or was last
 
 
 def _lives(commits: Sequence[_Commit], boundary: frozenset[str]) -> list[Life]:
     lives: list[_Life] = []
     here: dict[Place, _Life] = {}  # alive
-    texts: dict[Place, bytes] = {}
     died: dict[Place, _Life] = {}
     for commit in commits:
         moved = dict(commit.moves)
@@ -474,47 +489,38 @@ def _lives(commits: Sequence[_Commit], boundary: frozenset[str]) -> list[Life]:
         for place, old in commit.before.items():
             life = here.get(place)
             if life is None:
-                continue  # of a merge's other side: told when it came
-            new = commit.after.get(moved.get(place, place))
+                continue  # it was there before the history that is known
+            there = moved.get(place, place)
+            new = commit.after.get(there)
             if place in moved:
-                plus, minus = changed_lines(old.text, commit.after[moved[place]].text)
-                life.events.append(_event(commit, "moved", moved[place], place, plus=plus, minus=minus))
-                arrivals[moved[place]] = here.pop(place)
-            elif new is not None:
-                if new.text != old.text:
-                    plus, minus = changed_lines(old.text, new.text)
-                    life.events.append(_event(commit, "changed", place, plus=plus, minus=minus))
-            else:
-                _end(commit, place, old, life)
+                life.events.append(_event(commit, "moved", there, place, old, new))
+                arrivals[there] = here.pop(place)
+            elif new is None:
+                life.events.append(_end(commit, place, old))
+                life.alive = False
                 died[place] = here.pop(place)
-            texts.pop(place, None) if place not in here else None
-        for place, life in arrivals.items():
-            here[place] = life
-            life.place = place
-            life.places.add(place)
+            elif new.text != old.text:
+                life.events.append(_event(commit, "changed", place, None, old, new))
+        here |= arrivals
         for place, new in commit.after.items():
             if place not in here:
                 life = died.pop(place, None) or _Life(new.kind, place)
                 if not life.events:
                     lives.append(life)
-                life.events.append(_birth(commit, place, new, life, texts, boundary))
-                life.alive, life.place = True, place
-                life.places.add(place)
                 here[place] = life
-            here[place].kind = new.kind
-        texts |= {place: new.text for place, new in commit.after.items()}
+                life.events.append(_birth(commit, place, new, life, here, boundary))
+                life.alive = True
+            life = here[place]
+            life.kind, life.place, life.text = new.kind, place, new.text
     return [Life(life.kind, life.place, life.alive, tuple(life.events)) for life in lives]
 
 
-def _end(commit: _Commit, place: Place, old: Definition, life: _Life) -> None:
-    life.alive = False
-    lines = old.text.count(b"\n") + 1
+def _end(commit: _Commit, place: Place, old: Definition) -> Event:
     if place in commit.left:
-        life.events.append(_event(commit, "left", place, commit.left[place]))
-    elif place in commit.other_names:
-        life.events.append(_event(commit, "renamed to", place, commit.other_names[place]))
-    else:
-        life.events.append(_event(commit, "died", place, minus=lines))
+        return _event(commit, "left", place, commit.left[place], old)
+    if place in commit.other_names:
+        return _event(commit, "renamed to", place, commit.other_names[place], old)
+    return _event(commit, "died", place, None, old)
 
 
 def _birth(
@@ -522,21 +528,20 @@ def _birth(
     place: Place,
     new: Definition,
     life: _Life,
-    texts: dict[Place, bytes],
+    here: dict[Place, _Life],
     boundary: frozenset[str],
 ) -> Event:
-    lines = new.text.count(b"\n") + 1
     if commit.hash in boundary:
-        return _event(commit, "there already", place)
+        return _event(commit, "there already", place, None, None, new)
     if place in commit.came:
-        return _event(commit, "came", place, commit.came[place])
+        return _event(commit, "came", place, commit.came[place], None, new)
     if place in commit.other_names:
-        return _event(commit, "renamed from", place, commit.other_names[place])
+        return _event(commit, "renamed from", place, commit.other_names[place], None, new)
     if life.events:
-        return _event(commit, "back", place, plus=lines)
-    copies = [] if new.kind == "name" else [(likeness(text, new.text), other) for other, text in texts.items()]
-    like, origin = max(copies, key=lambda copy: copy[0], default=(0.0, None))
-    return _event(commit, "born", place, origin if like >= COPY else None, plus=lines)
+        return _event(commit, "back", place, None, None, new)
+    others = [] if new.kind == "name" else [other for other in here.values() if other is not life]
+    like, origin = max(((likeness(o.text, new.text), o.place) for o in others), key=lambda o: o[0], default=(0.0, None))
+    return _event(commit, "born", place, origin if like >= COPY else None, None, new)
 
 
 def _event(
@@ -544,13 +549,12 @@ def _event(
     what: What,
     place: Place,
     other: Place | None = None,
-    *,
-    plus: int = 0,
-    minus: int = 0,
+    before: Definition | None = None,
+    after: Definition | None = None,
 ) -> Event:
     authored, committed, subject = commit.fields
     pr = pull_request(subject)
-    return Event(commit.hash, authored, committed, pr, subject, what, place, other, plus, minus)
+    return Event(commit.hash, authored, committed, pr, subject, what, place, other, before, after)
 
 
 def _is_meant(life: Life, name: str) -> bool:

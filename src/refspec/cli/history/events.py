@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import typer
+
 from refspec.cli.history.output import shown
 from refspec.history.clone import Clone
 
@@ -58,6 +60,12 @@ _QUIET = ("changed", "改动")
 def inside(path: str, folder: str) -> str:
     """A path as it is shown: without the folder, if it is in it."""
     return shown(path.removeprefix(f"{folder}/"))
+
+
+def say_begins(clone: Clone, commit: str) -> None:
+    """Says on stderr that the clone's history begins at a commit."""
+    remedy = clone.remedy().replace("it is shallow: ", "")
+    typer.echo(f"refspec: the clone is shallow: what came before {commit[:10]} is not in it{remedy}", err=True)
 
 
 def origin(clone: Clone) -> str:

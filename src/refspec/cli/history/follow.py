@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refspec.cli.history.events import Row, inside, origin, print_events
+from refspec.cli.history.events import Row, inside, origin, print_events, say_begins
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY, reach
@@ -52,11 +52,7 @@ def follow(
             err=True,
         )
     if source.clone and life.begins:
-        typer.echo(
-            f"refspec: the clone is shallow: what came before {life.events[0].hash[:10]} is not in it"
-            f"{source.clone.remedy().replace('it is shallow: ', '')}",
-            err=True,
-        )
+        say_begins(source.clone, life.events[0].hash)
     if source.clone and (life.begins or not life.contents):
         raise typer.Exit(1)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.events import origin
+from refspec.cli.history.events import origin, say_begins
 from refspec.cli.history.options import ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.symbol import event_json, notes_of, word
+from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import HistoryError
 from refspec.printable import printable
 
@@ -34,7 +36,7 @@ def lines(
 ) -> None:
     """Every change of one function, class, method or name, the newest first, with its diff.
 
-    The walk stops where the lines came to the file. Needs a clone with contents of files.
+    It is found anew in each version, and followed from file to file within its folder. Needs a clone with contents of files.
     """
     from refspec.history.function_lines import parts_of, read_lines
 
@@ -46,18 +48,24 @@ def lines(
     asked = source.needed("the changes of a function")
     found = read_lines(asked, function, revision)
     if as_json:
-        print_json(asdict(found))
+        print_json(_document(found))
     else:
         with paged(pager) as out:
             _print(out, found)
             out.print(origin(asked), style="dim", soft_wrap=True)
-    if found.changes and found.changes[-1].boundary:
-        typer.echo(
-            f"refspec: the clone is shallow: what came before {found.changes[-1].hash[:10]} is not in it"
-            f"{asked.remedy().replace('it is shallow: ', '')}",
-            err=True,
-        )
+    if found.begins:
+        say_begins(asked, found.changes[-1][0].hash)
         raise typer.Exit(1)
+
+
+def _document(found: FunctionLines) -> dict[str, Any]:
+    return {
+        "place": asdict(found.place),
+        "commit": found.commit,
+        "ranges": found.ranges,
+        "changes": [event_json(event) | {"diff": diff} for event, diff in found.changes],
+        "begins": found.begins,
+    }
 
 
 def _print(out: Console, found: FunctionLines) -> None:
@@ -67,20 +75,17 @@ def _print(out: Console, found: FunctionLines) -> None:
 
     where = " and ".join(f"{first}-{last}" for first, last in found.ranges)
     number = f"{len(found.changes)} commit{'' if len(found.changes) == 1 else 's'}"
-    out.print(Text(shown(f"{found.name} in {found.path}"), "bold"), soft_wrap=True)
+    out.print(Text(shown(f"{found.place.name} in {found.place.path}"), "bold"), soft_wrap=True)
     out.print(f"lines {where} at {found.commit[:10]}: {number}", soft_wrap=True)
     styles = {"+": Style(color="green"), "-": Style(color="red"), "@": Style(color="cyan")}
-    path = found.path
-    for change in found.changes:
+    for event, diff in found.changes:
         out.print()
-        head = Text(change.author_date[:10]).append(f"  {change.hash[:10]}", "yellow")
-        out.print(head.append(f"  {shown(change.subject)}", "bold"), soft_wrap=True)
-        if change.path and change.path != path:
-            path = change.path
-            out.print(f"in {shown(path)}", style="cyan", soft_wrap=True)
-        if change.boundary:
-            out.print("the clone's history begins here", soft_wrap=True)
-            continue
-        segments = [Segment(f"{printable(line)}\n", styles.get(line[:1])) for line in change.diff.split("\n")]
-        out.print(Segments(segments), crop=False, end="")
+        head = Text(event.author_date[:10]).append(f"  {event.hash[:10]}", "yellow")
+        out.print(head.append(f"  {shown(event.subject)}", "bold"), soft_wrap=True)
+        if event.what != "changed":
+            notes = [word(event, "en"), *notes_of(event, DIRECTORY, False)]
+            out.print(Text(": ".join(notes), "cyan"), soft_wrap=True)
+        if diff and event.what != "there already":
+            segments = [Segment(f"{printable(line)}\n", styles.get(line[:1])) for line in diff.split("\n")]
+            out.print(Segments(segments), crop=False, end="")
     out.print()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.events import Row, inside, origin, print_events
+from refspec.cli.history.events import Row, inside, origin, print_events, say_begins
 from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY
@@ -68,19 +68,43 @@ def symbol(
             _print(out, history, spoken)
             out.print(origin(asked), style="dim", soft_wrap=True)
     if history.begins:
-        typer.echo(
-            f"refspec: the clone is shallow: what came before {history.begins[0][:10]} is not in it"
-            f"{asked.remedy().replace('it is shallow: ', '')}",
-            err=True,
-        )
+        say_begins(asked, history.begins[0])
         raise typer.Exit(1)
 
 
 def _document(history: SymbolHistory) -> dict[str, Any]:
-    document = asdict(history)
-    for life, told in zip(history.lives, document["lives"], strict=True):
-        told["summary"] = _summary(life, "en")
-    return document
+    return {
+        "name": history.name,
+        "path": history.path,
+        "lives": [
+            {
+                "kind": life.kind,
+                "place": asdict(life.place),
+                "alive": life.alive,
+                "events": [event_json(event) for event in life.events],
+            }
+            for life in history.lives
+        ],
+        "mentions": [asdict(mention) for mention in history.mentions],
+        "mentioned_in": history.mentioned_in,
+        "begins": history.begins,
+    }
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """What is known of an event, for --json, but for the definition's text."""
+    return {
+        "hash": event.hash,
+        "author_date": event.author_date,
+        "committer_date": event.committer_date,
+        "pr": event.pr,
+        "subject": event.subject,
+        "what": event.what,
+        "place": asdict(event.place),
+        "other": asdict(event.other) if event.other else None,
+        "lines_added": event.lines_added,
+        "lines_deleted": event.lines_deleted,
+    }
 
 
 def _print(out: Console, history: SymbolHistory, spoken: Literal["en", "zh"]) -> None:
@@ -126,8 +150,8 @@ def _summary(life: Life, spoken: Literal["en", "zh"]) -> str:
     changes = sum(event.what == "changed" for event in life.events)
     moves = sum(event.what == "moved" for event in life.events)
     if spoken == "zh":
-        begin = f"{first.author_date[:10]} {_word(first, spoken)}"
-        end = "至今仍在" if life.alive else f"{last.author_date[:10]} {_word(last, spoken)}"
+        begin = f"{first.author_date[:10]} {word(first, spoken)}"
+        end = "至今仍在" if life.alive else f"{last.author_date[:10]} {word(last, spoken)}"
         return f"{begin}，改动 {changes} 次，{f'移动 {moves} 次，' if moves else ''}{end}"
     begin, end = _LONG.get(first.what, first.what), _LONG.get(last.what, last.what)
     parts = [f"{begin} {first.author_date[:10]}", f"changed {_times(changes)}"]
@@ -149,7 +173,8 @@ def _times(number: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def _word(event: Event, spoken: Literal["en", "zh"]) -> str:
+def word(event: Event, spoken: Literal["en", "zh"]) -> str:
+    """What happened, as it is shown."""
     if spoken == "zh":
         return WORDS[event.what]
     return "renamed" if event.what.startswith("renamed") else event.what
@@ -159,15 +184,15 @@ def _row(event: Event, folder: str, spoken: Literal["en", "zh"]) -> Row:
     return Row(
         event.author_date[:10],
         event.hash,
-        _word(event, spoken),
+        word(event, spoken),
         event.lines_added,
         event.lines_deleted,
         event.subject,
-        _notes(event, folder, spoken == "zh"),
+        notes_of(event, folder, spoken == "zh"),
     )
 
 
-def _notes(event: Event, folder: str, chinese: bool) -> list[str]:
+def notes_of(event: Event, folder: str, chinese: bool) -> list[str]:
     """Where from, where to."""
     if event.other is None:
         return []
