@@ -36,7 +36,7 @@ def scan(source: bytes, name: str | None = None) -> list[Definition]:
     """The definitions whose last part is `name` (an identifier), or all of functions and classes; by indentation."""
     found = []
     for match in _headers(source, name):
-        if _in_text(source, match.start()):
+        if (match["assigned"] and _goes_on(source, match.start())) or _in_text(source, match.start()):
             continue
         indent, word, own = match["indent"], match["word"], match["own"] or match["assigned"]
         scopes = _scopes(source, match.start(), len(indent))
@@ -123,6 +123,11 @@ def _header(name: str | None) -> re.Pattern[bytes]:
 def _outside(indent: int) -> re.Pattern[bytes]:
     """The start of a line that a block indented by more than `indent` ends at."""
     return re.compile(rb"\n(?=[ \t]{0,%d}[^ \t\r\n#)\]}])" % indent)
+
+
+def _goes_on(source: bytes, at: int) -> bool:
+    """Does the line before this one end within brackets, as arguments of a call do? A quick look, not a proof."""
+    return source[max(0, at - 80) : at].rstrip().endswith((b",", b"(", b"[", b"{"))
 
 
 def _in_text(source: bytes, at: int) -> bool:

@@ -254,6 +254,7 @@ class _Blobs:
         self._own = own
         self._bytes = own.encode()
         self.contents: dict[str, bytes] = {}
+        self._mentioning: set[str | None] = set()
         self._definitions: dict[str, list[Definition]] = {}
 
     def load(self, names: Iterable[str]) -> None:
@@ -262,13 +263,15 @@ class _Blobs:
             if content is None:
                 raise LacksError(f"this clone lacks the contents of files, such as {name}{self._clone.remedy()}")
             self.contents[name] = content
+            if self._bytes in content:
+                self._mentioning.add(name)
 
     def mentions(self, blob: str | None) -> bool:
-        return blob is not None and self._bytes in self.contents.get(blob, b"")
+        return blob in self._mentioning
 
     def definitions(self, path: str, blob: str | None) -> dict[Place, Definition]:
         """Those of one place are taken together, as those of a property are, or the two of an if and its else."""
-        if blob is None or not path.endswith(".py") or not self.mentions(blob):
+        if blob is None or blob not in self._mentioning or not path.endswith(".py"):
             return {}
         if blob not in self._definitions:
             self._definitions[blob] = scan(self.contents[blob], self._own)
@@ -294,10 +297,15 @@ class _Blobs:
 
 
 def _check(commit: _Commit, blobs: _Blobs) -> None:
-    commit.before, commit.after = {}, {}
+    """Looks again, more closely, at files in which a definition seems to have come or gone."""
     for change in commit.changes:
-        commit.before |= blobs.check(change.path, change.old)
-        commit.after |= blobs.check(change.path, change.new)
+        before, after = blobs.definitions(change.path, change.old), blobs.definitions(change.path, change.new)
+        if before.keys() != after.keys():
+            for place in (*before, *after):
+                commit.before.pop(place, None)
+                commit.after.pop(place, None)
+            commit.before |= blobs.check(change.path, change.old)
+            commit.after |= blobs.check(change.path, change.new)
 
 
 # --- moved and renamed
@@ -438,27 +446,24 @@ def _other_name_of_variable(
     one: Definition, place: Place, changes: Sequence[_Change], side: Side, blobs: _Blobs
 ) -> Place | None:
     """One line says little: the other must say the same, and a further line must have changed the same name."""
-    own = place.name.rpartition(".")[2]
+    scope, _, own = place.name.rpartition(".")
+    line = one.text.partition(b"\n")[0].strip()
     for change in changes:
-        here, there = (blobs.contents.get(_blob(change, s) or "", b"") for s in (_other(side), side))
         if change.path != place.path:
             continue
-        went = set(here.split(b"\n")) - set(there.split(b"\n"))
-        came = set(there.split(b"\n")) - set(here.split(b"\n"))
-        mentioning = {line for line in went if re.search(rb"\b" + own.encode() + rb"\b", line)}
-        try:
-            known = {d.name for d in parse(here)}
-            candidates = [d for d in parse(there) if d.kind == "name" and d.name not in known]
-        except SyntaxError:
-            continue
-        for other in candidates:
-            other_own = other.name.rpartition(".")[2]
-            if other.name.rpartition(".")[0] != place.name.rpartition(".")[0]:
-                continue
-            if _called(other.text, other_own, own) != one.text:
-                continue
-            if sum(_called(line, own, other_own) in came for line in mentioning) >= 2:
-                return Place(change.path, other.name)
+        here, there = (blobs.contents.get(_blob(change, s) or "", b"") for s in (_other(side), side))
+        went, came = ({line.strip() for line in text.split(b"\n")} for text in (here, there))
+        went, came = went - came, came - went
+        mentioning = [line for line in went if own.encode() in line]
+        candidates = {match[1].decode() for new in came if (match := re.match(rb"(\w+)[ \t]*[:=]", new))}
+        rated = []
+        for other in candidates - {own}:
+            if _called(line, own, other) in came and not scan(here, other):
+                if any(found.name.rpartition(".")[0] == scope for found in scan(there, other)):
+                    rated.append((sum(_called(mention, own, other) in came for mention in mentioning), other))
+        number, other = max(rated, default=(0, ""))
+        if number >= 2:
+            return Place(change.path, f"{scope}.{other}" if scope else other)
     return None
 
 
