@@ -1,0 +1,735 @@
+"""Was a refactoring a pure move? The syntax trees of two revisions, definition by definition, across files.
+
+A definition is a function, a method, a class, an assignment or another statement of a module; those within `if`, `try`
+and the like are definitions too, and what they stand under belongs to them. Imports are left out: a move changes them.
+
+Trees are compared without positions, comments and formatting; then without docstrings. A class stands for what it says
+itself (bases, decorators, fields), a function likewise; what is defined in them is matched on its own, unless the whole
+is the same. Who belongs to whom is found in this order, the largest first, and never by trying all against all:
+
+1. the same tree, be it elsewhere or under another name;
+2. the class that took in most of another's unchanged methods;
+3. the same name, or a similar tree: of few candidates, found through rare bits of their trees, the most alike.
+
+The order of definitions counts for nothing, but that of a class's fields. Sources are parsed, never run or imported;
+they are read from files that differ, so what was copied from an untouched file is new here.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+import warnings
+import zlib
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Literal
+
+from refspec.history.catalogue import DIRECTORY
+from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError
+
+Kind = Literal["function", "class", "assignment", "statement"]
+Fate = Literal["unchanged", "moved", "renamed", "moved and changed", "changed"]
+
+SMALL = 12  # bits of a tree: below that, equal trees are no sign of kinship unless the names agree
+ALIKE_IN_NAME = 0.4  # how alike two definitions of one qualified name in two files must be
+ALIKE = 0.7  # and two that share no name
+CANDIDATES = 4  # most similar ones that are looked at for a definition
+COMMON = 16  # a bit of a tree that more definitions share says nothing
+LARGEST_TABLE = 250_000  # entries, of a comparison bit by bit
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_NO_CODE = (ast.Import, ast.ImportFrom, ast.Pass)
+_LINE_END = re.compile(r"\r\n|\r|\n")  # Python's; str.splitlines knows others as well
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A definition in one revision.
+
+    name: qualified, as "Worker.draft"; of other statements than assignments, how they begin. lines: the first (that of
+    a decorator, if it has any) and the last. source: its own lines, without what is defined in it.
+    """
+
+    kind: Kind
+    path: str
+    name: str
+    lines: tuple[int, int]
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.lines[0]} {self.name}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A definition that is there before and after.
+
+    differs: of equal trees, what else is not equal: "docstring", "comments", "formatting". similarity: 1 for equal
+    trees. along: it went, or stayed, with the class or function that it is defined in, and its tree is the same.
+    """
+
+    before: Definition
+    after: Definition
+    fate: Fate
+    differs: tuple[str, ...]
+    similarity: float
+    along: bool
+
+    def diff(self) -> Iterator[str]:
+        """The unified diff of the two sources, line by line."""
+        old, new = (textwrap.dedent(side.source).split("\n") for side in (self.before, self.after))
+        names = (f"{side.path}:{side.lines[0]}" for side in (self.before, self.after))
+        return difflib.unified_diff(old, new, *names, lineterm="")
+
+
+@dataclass(frozen=True)
+class Single:
+    """A definition of one revision only. copy_of: one of the other revision that has the same tree, but another twin."""
+
+    definition: Definition
+    copy_of: Definition | None = None
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A file that no syntax tree could be made of. revision: "before" or "after"."""
+
+    revision: Literal["before", "after"]
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two revisions, compared. files: Python files that differ; other_files: how many others do."""
+
+    files: tuple[str, ...]
+    other_files: int
+    matches: tuple[Match, ...]
+    vanished: tuple[Single, ...]
+    appeared: tuple[Single, ...]
+    unread: tuple[Unread, ...] = ()
+
+    def of(self, fate: Fate) -> list[Match]:
+        """Matches of that fate."""
+        return [match for match in self.matches if match.fate == fate]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many definitions met each fate."""
+        fates = Counter(match.fate for match in self.matches)
+        names: tuple[Fate, ...] = ("unchanged", "moved", "renamed", "moved and changed", "changed")
+        return {fate: fates[fate] for fate in names} | {
+            "vanished": len(self.vanished),
+            "appeared": len(self.appeared),
+        }
+
+    @property
+    def reasons(self) -> list[str]:
+        """What keeps it from being a pure move, as "2 vanished". Copies of assignments do not: each file needs its own
+        logger.
+        """
+        counts = dict(self.counts)
+        for fate, singles in (("vanished", self.vanished), ("appeared", self.appeared)):
+            counts[fate] -= sum(_is_boilerplate(single) for single in singles)
+        return [f"{counts[fate]} {fate}" for fate in list(counts)[2:] if counts[fate]]
+
+    @property
+    def is_pure_move(self) -> bool | None:
+        """Is every definition still there, and unchanged but for comments, formatting and docstrings?
+
+        None if that depends on files that could not be read.
+        """
+        if self.unread and not self.of("changed"):
+            return None
+        return not self.reasons
+
+
+def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTORY) -> Comparison:
+    """What became of the definitions under `path`, from one revision (a hash) to another.
+
+    path: in the repository; "" or "." is all of it. Only files that differ are read. Raises HistoryError if neither
+    revision has the path, LacksError if the clone lacks contents.
+    """
+    path = path.strip("/").removeprefix("./")
+    path = "" if path == "." else path
+    if any(c in path for c in "\n\0") or not any(clone.check(f"{before}:{path}", f"{after}:{path}")):
+        raise HistoryError(f"neither revision has the path {path} (it counts from the repository's root)")
+    changed = list(_changed_files(clone, before, after, path))
+    python = [file for file in changed if file[0].endswith((".py", ".pyi"))]
+    blobs = iter(clone.objects(*(blob for _, *pair in python for blob in pair if blob)))
+    sides: tuple[dict[str, bytes], dict[str, bytes]] = ({}, {})
+    for name, *pair in python:
+        for side, blob in zip(sides, pair, strict=True):
+            if blob:
+                side[name] = next(blobs) or b""
+    return compare_sources(*sides, other_files=len(changed) - len(python))
+
+
+def compare_sources(before: dict[str, bytes], after: dict[str, bytes], other_files: int = 0) -> Comparison:
+    """What became of the definitions of one set of files (by path) in another."""
+    unread: list[Unread] = []
+    sides: list[list[_Unit]] = []
+    revisions: tuple[Literal["before", "after"], ...] = ("before", "after")
+    for revision, files in zip(revisions, (before, after), strict=True):
+        units: list[_Unit] = []
+        for path, content in sorted(files.items()):
+            try:
+                units += _units_of(path, content)
+            except _UnreadError as error:
+                unread.append(Unread(revision, path, str(error)))
+        sides.append(units)
+    matcher = _Matcher(*sides)
+    matcher.run()
+    back = {b: a for a, b in matcher.pairs.items()}
+    return Comparison(
+        tuple(sorted(before.keys() | after.keys())),
+        other_files,
+        tuple(matcher.matches()),
+        tuple(_singles(matcher.before, matcher.pairs, back)),
+        tuple(_singles(matcher.after, back, matcher.pairs)),
+        tuple(unread),
+    )
+
+
+def _changed_files(clone: Clone, before: str, after: str, path: str) -> Iterator[tuple[str, str, str]]:
+    """Path, and the blob before and after ("": none), of each file that differs; links and submodules are left out."""
+    limit = ["--", path] if path else []
+    said = clone.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", *PLAIN_DIFF, before, after, *limit)
+    fields = said.decode(errors="surrogateescape").split("\0")
+    for description, name in zip(fields[::2], fields[1::2], strict=False):
+        old_mode, new_mode, old, new, _ = description.lstrip(":").split(" ")
+        old, new = (blob if mode.startswith("100") else "" for mode, blob in ((old_mode, old), (new_mode, new)))
+        if (old or new) and old != new:
+            yield name, old, new
+
+
+# --- from sources to trees
+
+
+class _UnreadError(ValueError):
+    pass
+
+
+@dataclass(eq=False)
+class _Unit:
+    """A definition with its tree.
+
+    bits: the tree as a sequence, docstrings left out; guards: what it stands under, as "if _is_cuda". inner: what is
+    defined in it, and where its bits are among these. starts: where a statement begins. docstrings: its own.
+    """
+
+    kind: Kind
+    path: str
+    name: str
+    first: int
+    last: int
+    text: Sequence[str]  # of the file, line by line
+    parent: _Unit | None
+    guards: tuple[str, ...]
+    bits: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    inner: list[tuple[int, int, _Unit]] = field(default_factory=list)
+    docstrings: list[str] = field(default_factory=list)
+
+    @property
+    def last_name(self) -> str:
+        return self.name.rsplit(".", 1)[-1] if self.kind in ("function", "class") else self.name
+
+    @property
+    def container(self) -> str:
+        return self.parent.name if self.parent else ""
+
+    def walk(self) -> Iterator[_Unit]:
+        yield self
+        for *_, unit in self.inner:
+            yield from unit.walk()
+
+    @cached_property
+    def whole(self) -> bytes:
+        """Fingerprint of all of it, but for its own name."""
+        return self._fingerprint(self.bits)
+
+    @cached_property
+    def own(self) -> bytes:
+        """Fingerprint of what is its own, but for its own name."""
+        return self._fingerprint(self.own_bits)
+
+    @cached_property
+    def own_bits(self) -> list[str]:
+        """Bits that are not those of inner definitions. In a function, where they were is marked."""
+        return [bit for start, end in self._own_spans() for bit in self._span(start, end)]
+
+    @cached_property
+    def weight(self) -> int:
+        return sum(bit not in "[]-" for bit in self.bits)
+
+    @cached_property
+    def own_weight(self) -> int:
+        return sum(bit not in "[]-" for bit in self.own_bits)
+
+    @cached_property
+    def statements(self) -> list[tuple[str, ...]]:
+        """The own bits, cut where a statement begins."""
+        found = [self.guards] if self.guards else []
+        for start, end in self._own_spans():
+            if start < 0:
+                found.append(tuple(self._span(start, end)))
+                continue
+            cuts = sorted({start, *(at for at in self.starts if start < at < end), end})
+            found += [tuple(self.bits[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        return found
+
+    @cached_property
+    def definition(self) -> Definition:
+        return Definition(self.kind, self.path, self.name, (self.first, self.last), "\n".join(self._own_lines()))
+
+    @cached_property
+    def source(self) -> str:
+        return textwrap.dedent(self.definition.source)
+
+    def _own_lines(self) -> Iterator[str]:
+        hidden = {line for *_, unit in self.inner for line in range(unit.first, unit.last + 1)}
+        return (self.text[line - 1] for line in range(self.first, self.last + 1) if line not in hidden)
+
+    def _own_spans(self) -> Iterator[tuple[int, int]]:
+        """Parts of `bits`; (-1, n) stands for the mark of the n-th inner definition."""
+        at = 0
+        for number, (start, end, _) in enumerate(self.inner):
+            yield at, start
+            if self.kind == "function":
+                yield -1, number
+            at = end
+        yield at, len(self.bits)
+
+    def _span(self, start: int, end: int) -> list[str]:
+        return self.bits[start:end] if start >= 0 else ["definition of", self.inner[end][2].last_name]
+
+    def _fingerprint(self, bits: Iterable[str]) -> bytes:
+        name = self.last_name
+        text = "\0".join((self.kind, *self.guards, "", *("\1" if bit == name else bit for bit in bits)))
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _units_of(path: str, content: bytes) -> list[_Unit]:
+    """The definitions of a module. Raises _UnreadError."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        text = content.decode(encoding)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of others' escapes such as "\d"
+            tree = ast.parse(text)
+        writer = _Writer(path, _LINE_END.split(text))
+        return writer.module(tree)
+    except UnicodeDecodeError as error:
+        raise _UnreadError(f"byte {error.start} is no {error.encoding}") from None
+    except SyntaxError as error:
+        at = f"line {error.lineno}: " if error.lineno else ""
+        raise _UnreadError(f"{at}{error.msg} (not of the Python that runs refspec, perhaps of another)") from None
+    except (LookupError, ValueError) as error:
+        raise _UnreadError(str(error)) from None
+    except (RecursionError, MemoryError):
+        raise _UnreadError("nested too deeply") from None
+
+
+# What a definition stands under: a compound statement, one of its parts, and the field that holds the block.
+_Guard = tuple[ast.AST, str]
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
+
+
+class _Writer:
+    """Turns syntax trees into units."""
+
+    def __init__(self, path: str, text: Sequence[str]) -> None:
+        self._path = path
+        self._text = text
+
+    def module(self, tree: ast.Module) -> list[_Unit]:
+        return list(self._statements(tree.body, ()))
+
+    def _statements(self, body: Sequence[ast.AST], guards: tuple[_Guard, ...]) -> Iterator[_Unit]:
+        for node in body:
+            blocks = [] if isinstance(node, _DEFINITIONS) else [name for name in _BLOCKS if hasattr(node, name)]
+            for name in blocks:
+                yield from self._statements(getattr(node, name), (*guards, (node, name)))
+            if not blocks and not isinstance(node, _NO_CODE) and not _is_bare_string(node):
+                yield self._unit(node, None, guards)
+
+    def _unit(self, node: ast.AST, parent: _Unit | None, guards: tuple[_Guard, ...]) -> _Unit:
+        assert isinstance(node, ast.stmt)
+        kind, name = _kind_and_name(node)
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        name = f"{parent.name}.{name}" if parent else name
+        headers = tuple(filter(None, (_header(*guard) for guard in guards)))
+        unit = _Unit(kind, self._path, name, first, node.end_lineno or first, self._text, parent, headers)
+        self._write(node, unit, ())
+        return unit
+
+    def _write(self, node: ast.AST, unit: _Unit, guards: tuple[_Guard, ...]) -> None:
+        """Appends the bits of a tree to a unit's. guards: what it stands under within the unit."""
+        bits = unit.bits
+        bits.append(type(node).__name__)
+        if isinstance(node, ast.Constant):
+            value = node.value
+            bits.append(f"{type(value).__name__}:{value:#x}" if type(value) is int else repr(value) + ":")
+            return
+        for name in node._fields:
+            if name in ("ctx", "type_comment"):
+                continue
+            value = getattr(node, name, None)
+            if isinstance(value, ast.AST):
+                self._write(value, unit, guards)
+            elif isinstance(value, list) and value:
+                bits.append("[")
+                inside = (*guards, (node, name)) if name in _BLOCKS and not isinstance(node, _DEFINITIONS) else guards
+                for item in value:
+                    self._item(item, unit, inside)
+                bits.append("]")
+            else:
+                bits.append("-" if value in (None, []) else str(value))
+
+    def _item(self, item: object, unit: _Unit, guards: tuple[_Guard, ...]) -> None:
+        if not isinstance(item, ast.AST):
+            unit.bits.append("-" if item is None else str(item))
+        elif _is_bare_string(item):
+            unit.docstrings.append(inspect.cleandoc(item.value.value))  # type: ignore[attr-defined]
+        elif isinstance(item, _DEFINITIONS):
+            start = len(unit.bits)
+            inner = self._unit(item, unit, guards)
+            unit.bits += inner.bits
+            unit.inner.append((start, len(unit.bits), inner))
+        else:
+            if isinstance(item, ast.stmt | ast.ExceptHandler):
+                unit.starts.append(len(unit.bits))
+            self._write(item, unit, guards)
+
+
+def _header(node: ast.AST, block: str) -> str:
+    """The line that a block stands under, however it was formatted; "" if a line further in says as much."""
+    match node, block:
+        case _, "handlers" | "cases":
+            return ""
+        case ast.If(), "body":
+            return f"if {ast.unparse(node.test)}"
+        case ast.If(), _:
+            return f"else of if {ast.unparse(node.test)}"
+        case ast.ExceptHandler(), _:
+            return f"except {ast.unparse(node.type)}" if node.type else "except"
+        case ast.With() | ast.AsyncWith(), _:
+            return f"with {', '.join(map(ast.unparse, node.items))}"
+        case ast.While(), _:
+            return f"while {ast.unparse(node.test)}: {block}"
+        case ast.For() | ast.AsyncFor(), _:
+            return f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}: {block}"
+        case ast.match_case(), _:
+            return ast.unparse(node).split("\n")[0]
+        case _:
+            return f"try: {block}"
+
+
+def _is_bare_string(node: ast.AST) -> bool:
+    """A docstring, or another string that stands alone and does nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _kind_and_name(node: ast.stmt) -> tuple[Kind, str]:
+    if isinstance(node, ast.ClassDef):
+        return "class", node.name
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return "function", node.name
+    if isinstance(node, ast.Assign):
+        return "assignment", ", ".join(ast.unparse(target) for target in node.targets)
+    if isinstance(node, ast.AnnAssign | ast.AugAssign):
+        return "assignment", ast.unparse(node.target)
+    return "statement", ast.unparse(node).split("\n")[0][:60]
+
+
+# --- from trees to pairs
+
+
+class _Matcher:
+    """Pairs the definitions of two revisions. before, after: all of them; pairs: of those before, their partners."""
+
+    def __init__(self, before: Sequence[_Unit], after: Sequence[_Unit]) -> None:
+        self.before = [unit for top in before for unit in top.walk()]
+        self.after = [unit for top in after for unit in top.walk()]
+        self.pairs: dict[_Unit, _Unit] = {}
+        self._taken: set[_Unit] = set()  # partners, after
+        self._ratios: dict[tuple[_Unit, _Unit], float] = {}
+
+    def run(self) -> None:
+        self._pair_equal(lambda unit: unit.whole, lambda unit: unit.weight, self._pair_whole)
+        self._pair_equal(lambda unit: unit.own, lambda unit: unit.own_weight, self._pair)
+        self._pair_emptied_classes()
+        self._pair_alike()
+
+    def _free(self) -> tuple[list[_Unit], list[_Unit]]:
+        return [a for a in self.before if a not in self.pairs], [b for b in self.after if b not in self._taken]
+
+    def _pair(self, a: _Unit, b: _Unit) -> None:
+        self.pairs[a] = b
+        self._taken.add(b)
+
+    def _pair_whole(self, a: _Unit, b: _Unit) -> None:
+        for inner_a, inner_b in zip(a.walk(), b.walk(), strict=True):
+            self._pair(inner_a, inner_b)
+
+    def _pair_equal(
+        self, print_of: Callable[[_Unit], bytes], weight: Callable[[_Unit], int], pair: Callable[[_Unit, _Unit], None]
+    ) -> None:
+        """Pairs units of one fingerprint, the heaviest first: what is in them goes along."""
+        sides = [_grouped(side, print_of) for side in self._free()]
+        for fingerprint in sorted(sides[0].keys() & sides[1].keys(), key=lambda f: -weight(sides[0][f][0])):
+            olds, news = (side[fingerprint] for side in sides)
+            is_large = weight(olds[0]) >= SMALL
+            for key, needs_weight in _KINSHIP:
+                if needs_weight and not is_large:
+                    break
+                olds = [a for a in olds if a not in self.pairs]
+                news = [b for b in news if b not in self._taken]
+                if not olds or not news:
+                    break
+                partners = _grouped(news, key)
+                for value, group in _grouped(olds, key).items():
+                    for a, b in zip(group, partners.get(value, ()), strict=False):
+                        pair(a, b)
+
+    def _pair_emptied_classes(self) -> None:
+        """A class without a partner and the one that took in most of its methods, unless a namesake is there."""
+        votes: dict[_Unit, Counter[_Unit]] = defaultdict(Counter)
+        for a, b in self.pairs.items():
+            if a.parent and b.parent and a.parent not in self.pairs and b.parent not in self._taken:
+                votes[a.parent][b.parent] += 1
+        namesakes = {(unit.path, unit.name) for unit in self._free()[1]}
+        for a, counted in votes.items():
+            b, number = counted.most_common(1)[0]
+            is_namesake = (a.path, a.name) == (b.path, b.name)
+            if (
+                b not in self._taken
+                and a.kind == b.kind
+                and (is_namesake or (a.path, a.name) not in namesakes)
+                and 2 * number >= min(len(a.inner), len(b.inner))
+            ):
+                self._pair(a, b)
+                self._pair_members(a, b)
+
+    def _pair_members(self, a: _Unit, b: _Unit) -> None:
+        """What is too small to be told elsewhere: here it is in the class that its class became."""
+        olds = [unit for *_, unit in a.inner if unit not in self.pairs]
+        news = _grouped((unit for *_, unit in b.inner if unit not in self._taken), _name_and_tree)
+        for key, group in _grouped(olds, _name_and_tree).items():
+            for old, new in zip(group, news.get(key, ()), strict=False):
+                self._pair_whole(old, new)
+
+    def _pair_alike(self) -> None:
+        """Pairs by name and by similarity, the best first."""
+        olds, news = self._free()
+        scored = []
+        for a, b in {pair: None for pair in self._candidates(olds, news)}:
+            if a.kind != b.kind:
+                continue
+            same_name, same_path = a.last_name == b.last_name, a.path == b.path
+            same_place = same_name and (a.container == b.container or self._went_along(a, b))
+            needed, bonus = ALIKE, 0.05 * same_path
+            if same_place:
+                needed, bonus = (0.0, 0.25) if same_path else (ALIKE_IN_NAME, 0.15)
+            elif same_name:
+                needed, bonus = ALIKE_IN_NAME, 0.1 + bonus
+            ratio = self._ratio(a, b, needed)
+            if ratio >= needed:
+                scored.append((-(ratio + bonus), len(scored), a, b))
+        for *_, a, b in sorted(scored, key=lambda entry: entry[:2]):
+            if a not in self.pairs and b not in self._taken:
+                self._pair(a, b)
+
+    def _went_along(self, a: _Unit, b: _Unit) -> bool:
+        return a.parent is not None and b.parent is not None and self.pairs.get(a.parent) is b.parent
+
+    def _candidates(self, olds: list[_Unit], news: list[_Unit]) -> Iterator[tuple[_Unit, _Unit]]:
+        by_key: list[Callable[[_Unit], Hashable]] = [
+            lambda unit: (unit.path, unit.name),
+            lambda unit: unit.name,
+            lambda unit: (unit.path, unit.last_name),
+        ]
+        for key in by_key:
+            partners = _grouped(news, key)
+            for value, group in _grouped(olds, key).items():
+                others = partners.get(value, [])
+                if len(group) * len(others) <= CANDIDATES**2:
+                    yield from ((a, b) for a in group for b in others)
+                else:
+                    yield from zip(group, others, strict=False)
+        shares: dict[int, list[_Unit]] = defaultdict(list)
+        for b in news:
+            for share in _shares(b):
+                shares[share].append(b)
+        for a in olds:
+            votes = Counter(b for share in _shares(a) if len(shares.get(share, ())) <= COMMON for b in shares[share])
+            yield from ((a, b) for b, _ in votes.most_common(CANDIDATES))
+
+    def _ratio(self, a: _Unit, b: _Unit, needed: float = 0.0) -> float:
+        if (a, b) not in self._ratios:
+            self._ratios[a, b] = _similarity(a.statements, b.statements, needed)
+        return self._ratios[a, b]
+
+    def matches(self) -> Iterator[Match]:
+        """The pairs, in the order of the revision after."""
+        back = {b: a for a, b in self.pairs.items()}
+        reordered = self._reordered()
+        for b in self.after:
+            a = back.get(b)
+            if a is None:
+                continue
+            along = a.parent is not None and self._went_along(a, b) and a.last_name == b.last_name
+            is_equal = a.own == b.own
+            if not is_equal:
+                in_place = (a.path, a.name) == (b.path, b.name)
+                fate: Fate = "changed" if in_place else "moved and changed"
+            elif a.last_name != b.last_name:
+                fate = "renamed"
+            elif (a.path, a.name) != (b.path, b.name) or b in reordered:
+                fate = "moved"
+            else:
+                fate = "unchanged"
+            differs = tuple(_differences(a, b)) if is_equal else ()
+            similarity = 1.0 if is_equal else min(self._ratio(a, b), 0.999)
+            yield Match(a.definition, b.definition, fate, differs, similarity, along and is_equal)
+
+    def _reordered(self) -> set[_Unit]:
+        """Units after that others of their file and class have overtaken: all but a longest ordered sequence."""
+        at = {unit: number for number, unit in enumerate(self.before)}
+        siblings: dict[Hashable, list[tuple[int, _Unit]]] = defaultdict(list)
+        for a, b in self.pairs.items():
+            if (a.path, a.name) == (b.path, b.name):
+                siblings[b.path, b.parent].append((at[a], b))
+        rank = {unit: number for number, unit in enumerate(self.after)}
+        moved: set[_Unit] = set()
+        for group in siblings.values():
+            group.sort(key=lambda entry: rank[entry[1]])
+            kept = _longest_increasing([number for number, _ in group])
+            moved |= {unit for number, (_, unit) in enumerate(group) if number not in kept}
+        return moved
+
+
+# How two units of the same tree are kin, the nearest first; and whether a small tree needs more than that.
+_KINSHIP: tuple[tuple[Callable[[_Unit], Hashable], bool], ...] = (
+    (lambda unit: (unit.path, unit.name, tuple(unit.docstrings)), False),
+    (lambda unit: (unit.path, unit.name), False),
+    (lambda unit: (unit.name, tuple(unit.docstrings)), False),
+    (lambda unit: unit.name, False),
+    (lambda unit: (unit.path, unit.last_name), False),
+    (lambda unit: (unit.last_name, tuple(unit.docstrings)), True),
+    (lambda unit: unit.last_name, True),
+    (lambda unit: (unit.path, unit.container), True),
+    (lambda unit: unit.path, True),
+    (lambda unit: None, True),
+)
+
+
+def _grouped(units: Iterable[_Unit], key: Callable[[_Unit], Hashable]) -> dict[Hashable, list[_Unit]]:
+    groups: dict[Hashable, list[_Unit]] = defaultdict(list)
+    for unit in units:
+        groups[key(unit)].append(unit)
+    return groups
+
+
+def _name_and_tree(unit: _Unit) -> Hashable:
+    return unit.last_name, unit.whole
+
+
+def _shares(unit: _Unit) -> set[int]:
+    """Numbers of bits of the tree, a quarter of all runs of four: two units that are alike have some in common."""
+    if unit.own_weight < SMALL:
+        return set()
+    bits = [bit for bit in unit.own_bits if bit not in "[]-"]
+    runs = (zlib.crc32("\0".join(bits[at : at + 4]).encode("utf-8", "surrogatepass")) for at in range(len(bits) - 3))
+    return {number for number in runs if number % 4 == 0}
+
+
+def _similarity(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]], needed: float) -> float:
+    """Twice the bits in common, in order, over the bits of both: statement by statement, then bit by bit.
+
+    It stops early, with something below `needed`, where that cannot be reached.
+    """
+    total = sum(map(len, old)) + sum(map(len, new))
+    counts = [Counter(bit for statement in side for bit in statement) for side in (old, new)]
+    most = 2 * (counts[0] & counts[1]).total()
+    if not total or most < needed * total:
+        return most / total if total else 1.0
+    common = 0
+    for tag, a, a_end, b, b_end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            common += sum(map(len, old[a:a_end]))
+        elif tag == "replace":
+            x = [bit for statement in old[a:a_end] for bit in statement]
+            y = [bit for statement in new[b:b_end] for bit in statement]
+            if len(x) * len(y) <= LARGEST_TABLE:
+                common += sum(block.size for block in difflib.SequenceMatcher(None, x, y, False).get_matching_blocks())
+            else:
+                common += (Counter(x) & Counter(y)).total()
+    return 2 * common / total
+
+
+def _differences(a: _Unit, b: _Unit) -> Iterator[str]:
+    """What else differs in the sources of two units whose trees are the same."""
+    if a.source == b.source:
+        return
+    docstring, comments = a.docstrings != b.docstrings, _comments(a.source) != _comments(b.source)
+    if docstring:
+        yield "docstring"
+    if comments:
+        yield "comments"
+    if not docstring and not comments and a.last_name == b.last_name:
+        yield "formatting"
+
+
+def _comments(source: str) -> list[str]:
+    found = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                found.append(token.string)
+    except (tokenize.TokenError, SyntaxError):  # a class without its methods need not be one
+        pass
+    return found
+
+
+def _singles(units: list[_Unit], partners: dict[_Unit, _Unit], others: dict[_Unit, _Unit]) -> Iterator[Single]:
+    """Units without a partner; with one of the other revision that has the same name and tree, and a partner."""
+    twins = {_name_and_tree(other): other for other in reversed(others)}
+    for unit in units:
+        if unit not in partners:
+            twin = twins.get(_name_and_tree(unit))
+            yield Single(unit.definition, twin.definition if twin else None)
+
+
+def _is_boilerplate(single: Single) -> bool:
+    return single.copy_of is not None and single.definition.kind in ("assignment", "statement")
+
+
+def _longest_increasing(numbers: Sequence[int]) -> set[int]:
+    """Indices of a longest increasing subsequence."""
+    ends: list[int] = []  # smallest last number of a sequence of each length
+    last: list[int] = []  # its index
+    before: list[int] = []
+    for index, number in enumerate(numbers):
+        length = bisect_left(ends, number)
+        before.append(last[length - 1] if length else -1)
+        ends[length : length + 1] = [number]
+        last[length : length + 1] = [index]
+    kept = set()
+    at = last[-1] if last else -1
+    while at >= 0:
+        kept.add(at)
+        at = before[at]
+    return kept
