@@ -22,6 +22,7 @@ import difflib
 import inspect
 import io
 import re
+import sys
 import textwrap
 import tokenize
 import warnings
@@ -29,7 +30,7 @@ import zlib
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Literal
@@ -38,6 +39,8 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError
 
 Kind = Literal["function", "class", "assignment", "statement"]
+Revision = Literal["before", "after"]
+Difference = Literal["docstring", "imports", "comments", "formatting"]
 Fate = Literal["unchanged", "moved", "renamed", "moved and changed", "changed"]
 
 SMALL = 12  # bits of a tree: below that, equal trees are no sign of kinship unless the names agree
@@ -47,8 +50,11 @@ CANDIDATES = 4  # most similar ones that are looked at for a definition
 COMMON = 16  # a bit of a tree that more definitions share says nothing
 LARGEST_TABLE = 250_000  # entries, of a comparison bit by bit
 
+# Contents by path; None for what the clone lacks.
+Files = dict[str, bytes | None]
+
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_NO_CODE = (ast.Import, ast.ImportFrom, ast.Pass)
+_IMPORTS = (ast.Import, ast.ImportFrom)
 _LINE_END = re.compile(r"\r\n|\r|\n")  # Python's; str.splitlines knows others as well
 
 
@@ -74,27 +80,28 @@ class Definition:
 class Match:
     """A definition that is there before and after.
 
-    differs: of equal trees, what else is not equal: "docstring", "comments", "formatting". similarity: 1 for equal
-    trees. along: it went, or stayed, with the class or function that it is defined in, and its tree is the same.
+    differs: of equal trees, what else is not equal. similarity: 1 for equal trees. along: it went, or stayed, with the
+    class or function that it is defined in, and both their trees are the same. members: how many went along with it.
     """
 
     before: Definition
     after: Definition
     fate: Fate
-    differs: tuple[str, ...]
+    differs: tuple[Difference, ...]
     similarity: float
     along: bool
+    members: int
 
     def diff(self) -> Iterator[str]:
         """The unified diff of the two sources, line by line."""
-        old, new = (textwrap.dedent(side.source).split("\n") for side in (self.before, self.after))
-        names = (f"{side.path}:{side.lines[0]}" for side in (self.before, self.after))
-        return difflib.unified_diff(old, new, *names, lineterm="")
+        old, new = ([*textwrap.dedent(side.source).split("\n")] for side in (self.before, self.after))
+        old_name, new_name = (f"{side.path}:{side.lines[0]}" for side in (self.before, self.after))
+        return difflib.unified_diff(old, new, old_name, new_name, lineterm="")
 
 
 @dataclass(frozen=True)
 class Single:
-    """A definition of one revision only. copy_of: one of the other revision that has the same tree, but another twin."""
+    """A definition of one revision only. copy_of: one of the other with the same tree, which is matched otherwise."""
 
     definition: Definition
     copy_of: Definition | None = None
@@ -102,11 +109,15 @@ class Single:
 
 @dataclass(frozen=True)
 class Unread:
-    """A file that no syntax tree could be made of. revision: "before" or "after"."""
+    """A file that no syntax tree could be made of, in one revision.
 
-    revision: Literal["before", "after"]
+    unknown: how many definitions the other revision's file has whose fate that leaves open.
+    """
+
+    revision: Revision
     path: str
     why: str
+    unknown: int
 
 
 @dataclass(frozen=True)
@@ -168,44 +179,52 @@ def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTO
     changed = list(_changed_files(clone, before, after, path))
     python = [file for file in changed if file[0].endswith((".py", ".pyi"))]
     blobs = iter(clone.objects(*(blob for _, *pair in python for blob in pair if blob)))
-    sides: tuple[dict[str, bytes], dict[str, bytes]] = ({}, {})
+    sides: tuple[Files, Files] = ({}, {})
     for name, *pair in python:
         for side, blob in zip(sides, pair, strict=True):
             if blob:
-                side[name] = next(blobs) or b""
+                side[name] = next(blobs)
     return compare_sources(*sides, other_files=len(changed) - len(python))
 
 
-def compare_sources(before: dict[str, bytes], after: dict[str, bytes], other_files: int = 0) -> Comparison:
-    """What became of the definitions of one set of files (by path) in another."""
-    unread: list[Unread] = []
-    sides: list[list[_Unit]] = []
-    revisions: tuple[Literal["before", "after"], ...] = ("before", "after")
-    for revision, files in zip(revisions, (before, after), strict=True):
-        units: list[_Unit] = []
+def compare_sources(before: Files, after: Files, other_files: int = 0) -> Comparison:
+    """What became of the definitions of one set of files in another."""
+    unread: dict[tuple[Revision, str], str] = {}
+    units: dict[Revision, list[_Unit]] = {"before": [], "after": []}
+    for revision, files in _sides(before, after):
         for path, content in sorted(files.items()):
             try:
-                units += _units_of(path, content)
+                units[revision] += _units_of(path, content)
             except _UnreadError as error:
-                unread.append(Unread(revision, path, str(error)))
-        sides.append(units)
-    matcher = _Matcher(*sides)
+                unread[revision, path] = str(error)
+    matcher = _Matcher(units["before"], units["after"])
     matcher.run()
     back = {b: a for a, b in matcher.pairs.items()}
+    vanished = list(_singles(matcher.before, matcher.pairs, back))
+    appeared = list(_singles(matcher.after, back, matcher.pairs))
+    unknown = Counter(("after", single.definition.path) for single in vanished)
+    unknown += Counter(("before", single.definition.path) for single in appeared)
     return Comparison(
         tuple(sorted(before.keys() | after.keys())),
         other_files,
         tuple(matcher.matches()),
-        tuple(_singles(matcher.before, matcher.pairs, back)),
-        tuple(_singles(matcher.after, back, matcher.pairs)),
-        tuple(unread),
+        tuple(single for single in vanished if ("after", single.definition.path) not in unread),
+        tuple(single for single in appeared if ("before", single.definition.path) not in unread),
+        tuple(Unread(revision, path, why, unknown[revision, path]) for (revision, path), why in unread.items()),
     )
+
+
+def _sides(before: Files, after: Files) -> Iterator[tuple[Revision, Files]]:
+    yield "before", before
+    yield "after", after
 
 
 def _changed_files(clone: Clone, before: str, after: str, path: str) -> Iterator[tuple[str, str, str]]:
     """Path, and the blob before and after ("": none), of each file that differs; links and submodules are left out."""
     limit = ["--", path] if path else []
-    said = clone.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", *PLAIN_DIFF, before, after, *limit)
+    said = clone.git(
+        "diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", *PLAIN_DIFF, before, after, *limit
+    )
     fields = said.decode(errors="surrogateescape").split("\0")
     for description, name in zip(fields[::2], fields[1::2], strict=False):
         old_mode, new_mode, old, new, _ = description.lstrip(":").split(" ")
@@ -221,99 +240,67 @@ class _UnreadError(ValueError):
     pass
 
 
-@dataclass(eq=False)
+# What a definition stands under: a compound statement or a part of one, and the field that holds the block.
+_Guard = tuple[ast.AST, str]
+_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
+
+
 class _Unit:
     """A definition with its tree.
 
-    bits: the tree as a sequence, docstrings left out; guards: what it stands under, as "if _is_cuda". inner: what is
-    defined in it, and where its bits are among these. starts: where a statement begins. docstrings: its own.
+    first, last: lines. text: of the file, line by line. guards: what it stands under, within its parent. inner: what is
+    defined in it.
     """
 
-    kind: Kind
-    path: str
-    name: str
-    first: int
-    last: int
-    text: Sequence[str]  # of the file, line by line
-    parent: _Unit | None
-    guards: tuple[str, ...]
-    bits: list[str] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    inner: list[tuple[int, int, _Unit]] = field(default_factory=list)
-    docstrings: list[str] = field(default_factory=list)
-
-    @property
-    def last_name(self) -> str:
-        return self.name.rsplit(".", 1)[-1] if self.kind in ("function", "class") else self.name
-
-    @property
-    def container(self) -> str:
-        return self.parent.name if self.parent else ""
+    def __init__(
+        self, node: ast.stmt, path: str, text: Sequence[str], parent: _Unit | None, guards: Sequence[_Guard]
+    ) -> None:
+        self.node = node
+        self.path = path
+        self.text = text
+        self.parent = parent
+        self.kind, self.last_name = _kind_and_name(node)
+        self.name: str = f"{parent.name}.{self.last_name}" if parent else self.last_name
+        self.container: str = parent.name if parent else ""
+        self.first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+        self.last = node.end_lineno or node.lineno
+        self.guards = tuple(filter(None, (_header(*guard) for guard in guards)))
+        inner = _definitions(node.body, ()) if isinstance(node, _DEFINITIONS) else ()
+        self.inner = [_Unit(definition, path, text, self, under) for definition, under in inner]
 
     def walk(self) -> Iterator[_Unit]:
+        """It, and all that is defined in it."""
         yield self
-        for *_, unit in self.inner:
+        for unit in self.inner:
             yield from unit.walk()
 
     @cached_property
-    def whole(self) -> bytes:
-        """Fingerprint of all of it, but for its own name."""
-        return self._fingerprint(self.bits)
-
-    @cached_property
-    def own(self) -> bytes:
-        """Fingerprint of what is its own, but for its own name."""
-        return self._fingerprint(self.own_bits)
-
-    @cached_property
-    def own_bits(self) -> list[str]:
-        """Bits that are not those of inner definitions. In a function, where they were is marked."""
-        return [bit for start, end in self._own_spans() for bit in self._span(start, end)]
-
-    @cached_property
-    def weight(self) -> int:
-        return sum(bit not in "[]-" for bit in self.bits)
-
-    @cached_property
-    def own_weight(self) -> int:
-        return sum(bit not in "[]-" for bit in self.own_bits)
-
-    @cached_property
-    def statements(self) -> list[tuple[str, ...]]:
-        """The own bits, cut where a statement begins."""
-        found = [self.guards] if self.guards else []
-        for start, end in self._own_spans():
-            if start < 0:
-                found.append(tuple(self._span(start, end)))
-                continue
-            cuts = sorted({start, *(at for at in self.starts if start < at < end), end})
-            found += [tuple(self.bits[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
-        return found
-
-    @cached_property
     def definition(self) -> Definition:
-        return Definition(self.kind, self.path, self.name, (self.first, self.last), "\n".join(self._own_lines()))
+        hidden = {line for unit in self.inner for line in range(unit.first, unit.last + 1)}
+        lines = (self.text[line - 1] for line in range(self.first, self.last + 1) if line not in hidden)
+        return Definition(self.kind, self.path, self.name, (self.first, self.last), "\n".join(lines))
 
     @cached_property
     def source(self) -> str:
         return textwrap.dedent(self.definition.source)
 
-    def _own_lines(self) -> Iterator[str]:
-        hidden = {line for *_, unit in self.inner for line in range(unit.first, unit.last + 1)}
-        return (self.text[line - 1] for line in range(self.first, self.last + 1) if line not in hidden)
+    @cached_property
+    def whole_text(self) -> str:
+        return "\n".join(self.text[self.first - 1 : self.last])
 
-    def _own_spans(self) -> Iterator[tuple[int, int]]:
-        """Parts of `bits`; (-1, n) stands for the mark of the n-th inner definition."""
-        at = 0
-        for number, (start, end, _) in enumerate(self.inner):
-            yield at, start
-            if self.kind == "function":
-                yield -1, number
-            at = end
-        yield at, len(self.bits)
+    @cached_property
+    def tree(self) -> _Tree:
+        return _Tree(self)
 
-    def _span(self, start: int, end: int) -> list[str]:
-        return self.bits[start:end] if start >= 0 else ["definition of", self.inner[end][2].last_name]
+    @cached_property
+    def whole(self) -> bytes:
+        """Fingerprint of all of it, but for its own name."""
+        return self._fingerprint(self.tree.bits)
+
+    @cached_property
+    def own(self) -> bytes:
+        """Fingerprint of what is its own, but for its own name."""
+        return self._fingerprint(self.tree.own_bits) if self.inner else self.whole
 
     def _fingerprint(self, bits: Iterable[str]) -> bytes:
         name = self.last_name
@@ -321,97 +308,144 @@ class _Unit:
         return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _units_of(path: str, content: bytes) -> list[_Unit]:
+class _Tree:
+    """A unit's syntax tree as a sequence of bits, without positions, docstrings and imports.
+
+    bits: all of them; own_bits: without those of inner definitions, whose place is marked in a function. statements:
+    the own bits, cut where a statement begins. docstrings, imports: the unit's own.
+    """
+
+    def __init__(self, unit: _Unit) -> None:
+        self.bits: list[str] = []
+        self.docstrings: list[str] = []
+        self.imports: list[str] = []
+        self._marks_inner = unit.kind == "function"
+        self._starts: list[int] = []
+        self._spans: list[tuple[int, int, str]] = []  # of inner definitions, with their names
+        self._inner = {unit.node: unit for unit in unit.inner}
+        self._write(unit.node)
+
+    @cached_property
+    def own_bits(self) -> list[str]:
+        return [bit for statement in self.statements for bit in statement]
+
+    @cached_property
+    def statements(self) -> list[tuple[str, ...]]:
+        found, at, starts = [], 0, iter([*self._starts, len(self.bits)])
+        cut = next(starts)
+        for start, end, name in [*self._spans, (len(self.bits), len(self.bits), "")]:
+            while cut <= start and at < len(self.bits):
+                if at < cut:
+                    found.append(tuple(self.bits[at:cut]))
+                    at = cut
+                if cut == len(self.bits):
+                    break
+                cut = next(starts)
+            if at < start:
+                found.append(tuple(self.bits[at:start]))
+            if self._marks_inner and name:
+                found.append(("definition of", name))
+            at = end
+        return found
+
+    @cached_property
+    def weight(self) -> int:
+        """How many bits say something."""
+        return sum(bit not in "[]-" for bit in self.bits)
+
+    @cached_property
+    def own_weight(self) -> int:
+        return sum(bit not in "[]-" for bit in self.own_bits) if self._spans else self.weight
+
+    def _write(self, root: ast.AST) -> None:
+        """Not by recursion: a sum of a thousand terms is a thousand levels deep."""
+        bits = self.bits
+        todo: list[ast.AST | str] = [root]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, str):
+                bits.append(node)
+                continue
+            if isinstance(node, ast.stmt) and node is not root:
+                if self._is_set_apart(node):
+                    continue
+                self._starts.append(len(bits))
+            bits.append(type(node).__name__)
+            if isinstance(node, ast.Constant):
+                value = node.value
+                bits.append(f"int:{value:#x}" if type(value) is int else repr(value) + ":")
+                continue
+            parts: list[ast.AST | str] = []
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if name in ("ctx", "type_comment"):
+                    continue
+                if isinstance(value, list) and value:
+                    parts += ["[", *(item if isinstance(item, ast.AST) else str(item) for item in value), "]"]
+                elif isinstance(value, ast.AST):
+                    parts.append(value)
+                else:
+                    parts.append("-" if value is None or value == [] else str(value))
+            todo += reversed(parts)
+
+    def _is_set_apart(self, node: ast.stmt) -> bool:
+        """Docstrings and imports are kept elsewhere; what an inner definition says is known already."""
+        if _is_bare_string(node):
+            self.docstrings.append(inspect.cleandoc(node.value.value))  # type: ignore[attr-defined]
+        elif isinstance(node, _IMPORTS):
+            self.imports.append(ast.unparse(node))
+        elif node in self._inner:
+            unit, at = self._inner[node], len(self.bits)
+            self.bits += unit.tree.bits
+            self._spans.append((at, len(self.bits), unit.last_name))
+        else:
+            return False
+        return True
+
+
+def _units_of(path: str, content: bytes | None) -> list[_Unit]:
     """The definitions of a module. Raises _UnreadError."""
+    if content is None:
+        raise _UnreadError("this clone lacks it")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of others' escapes such as "\d"
             tree = ast.parse(text)
-        writer = _Writer(path, _LINE_END.split(text))
-        return writer.module(tree)
+        lines = _LINE_END.split(text)
+        return [
+            _Unit(node, path, lines, None, guards)
+            for node, guards in _definitions(tree.body, (), _IMPORTS)
+            if not isinstance(node, ast.Pass) and not _is_bare_string(node)
+        ]
     except UnicodeDecodeError as error:
         raise _UnreadError(f"byte {error.start} is no {error.encoding}") from None
     except SyntaxError as error:
         at = f"line {error.lineno}: " if error.lineno else ""
-        raise _UnreadError(f"{at}{error.msg} (not of the Python that runs refspec, perhaps of another)") from None
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise _UnreadError(f"{at}{error.msg} (it may be of a newer Python than {version})") from None
     except (LookupError, ValueError) as error:
         raise _UnreadError(str(error)) from None
     except (RecursionError, MemoryError):
         raise _UnreadError("nested too deeply") from None
 
 
-# What a definition stands under: a compound statement, one of its parts, and the field that holds the block.
-_Guard = tuple[ast.AST, str]
-_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
+def _definitions(
+    body: Sequence[ast.AST], guards: tuple[_Guard, ...], left_out: tuple[type, ...] | None = None
+) -> Iterator[tuple[ast.stmt, tuple[_Guard, ...]]]:
+    """Functions and classes of a block, and of blocks in it that are no scope of their own, with what they stand under.
 
-
-class _Writer:
-    """Turns syntax trees into units."""
-
-    def __init__(self, path: str, text: Sequence[str]) -> None:
-        self._path = path
-        self._text = text
-
-    def module(self, tree: ast.Module) -> list[_Unit]:
-        return list(self._statements(tree.body, ()))
-
-    def _statements(self, body: Sequence[ast.AST], guards: tuple[_Guard, ...]) -> Iterator[_Unit]:
-        for node in body:
-            blocks = [] if isinstance(node, _DEFINITIONS) else [name for name in _BLOCKS if hasattr(node, name)]
-            for name in blocks:
-                yield from self._statements(getattr(node, name), (*guards, (node, name)))
-            if not blocks and not isinstance(node, _NO_CODE) and not _is_bare_string(node):
-                yield self._unit(node, None, guards)
-
-    def _unit(self, node: ast.AST, parent: _Unit | None, guards: tuple[_Guard, ...]) -> _Unit:
-        assert isinstance(node, ast.stmt)
-        kind, name = _kind_and_name(node)
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        name = f"{parent.name}.{name}" if parent else name
-        headers = tuple(filter(None, (_header(*guard) for guard in guards)))
-        unit = _Unit(kind, self._path, name, first, node.end_lineno or first, self._text, parent, headers)
-        self._write(node, unit, ())
-        return unit
-
-    def _write(self, node: ast.AST, unit: _Unit, guards: tuple[_Guard, ...]) -> None:
-        """Appends the bits of a tree to a unit's. guards: what it stands under within the unit."""
-        bits = unit.bits
-        bits.append(type(node).__name__)
-        if isinstance(node, ast.Constant):
-            value = node.value
-            bits.append(f"{type(value).__name__}:{value:#x}" if type(value) is int else repr(value) + ":")
-            return
-        for name in node._fields:
-            if name in ("ctx", "type_comment"):
-                continue
-            value = getattr(node, name, None)
-            if isinstance(value, ast.AST):
-                self._write(value, unit, guards)
-            elif isinstance(value, list) and value:
-                bits.append("[")
-                inside = (*guards, (node, name)) if name in _BLOCKS and not isinstance(node, _DEFINITIONS) else guards
-                for item in value:
-                    self._item(item, unit, inside)
-                bits.append("]")
-            else:
-                bits.append("-" if value in (None, []) else str(value))
-
-    def _item(self, item: object, unit: _Unit, guards: tuple[_Guard, ...]) -> None:
-        if not isinstance(item, ast.AST):
-            unit.bits.append("-" if item is None else str(item))
-        elif _is_bare_string(item):
-            unit.docstrings.append(inspect.cleandoc(item.value.value))  # type: ignore[attr-defined]
-        elif isinstance(item, _DEFINITIONS):
-            start = len(unit.bits)
-            inner = self._unit(item, unit, guards)
-            unit.bits += inner.bits
-            unit.inner.append((start, len(unit.bits), inner))
-        else:
-            if isinstance(item, ast.stmt | ast.ExceptHandler):
-                unit.starts.append(len(unit.bits))
-            self._write(item, unit, guards)
+    left_out: given, other simple statements count as well, but for these.
+    """
+    for node in body:
+        blocks = [] if isinstance(node, _DEFINITIONS) else [name for name in _BLOCKS if hasattr(node, name)]
+        for name in blocks:
+            yield from _definitions(getattr(node, name), (*guards, (node, name)), left_out)
+        if isinstance(node, ast.stmt) and (
+            isinstance(node, _DEFINITIONS) or (left_out and not blocks and not isinstance(node, left_out))
+        ):
+            yield node, guards
 
 
 def _header(node: ast.AST, block: str) -> str:
@@ -465,11 +499,13 @@ class _Matcher:
         self.after = [unit for top in after for unit in top.walk()]
         self.pairs: dict[_Unit, _Unit] = {}
         self._taken: set[_Unit] = set()  # partners, after
+        self._identical: set[_Unit] = set()  # before, the text being the same and in its place
         self._ratios: dict[tuple[_Unit, _Unit], float] = {}
 
     def run(self) -> None:
-        self._pair_equal(lambda unit: unit.whole, lambda unit: unit.weight, self._pair_whole)
-        self._pair_equal(lambda unit: unit.own, lambda unit: unit.own_weight, self._pair)
+        self._pair_identical()
+        self._pair_equal(lambda unit: unit.whole, lambda unit: unit.tree.weight, self._pair_whole)
+        self._pair_equal(lambda unit: unit.own, lambda unit: unit.tree.own_weight, self._pair)
         self._pair_emptied_classes()
         self._pair_alike()
 
@@ -483,6 +519,19 @@ class _Matcher:
     def _pair_whole(self, a: _Unit, b: _Unit) -> None:
         for inner_a, inner_b in zip(a.walk(), b.walk(), strict=True):
             self._pair(inner_a, inner_b)
+
+    def _pair_identical(self) -> None:
+        """What a glance at the text settles needs no look at its tree."""
+
+        def key(unit: _Unit) -> Hashable:
+            return unit.path, unit.name, unit.guards, unit.whole_text
+
+        partners = _grouped(self.after, key)
+        for value, group in _grouped(self.before, key).items():
+            for a, b in zip(group, partners.get(value, ()), strict=False):
+                if a not in self.pairs and b not in self._taken:
+                    self._pair_whole(a, b)
+                    self._identical |= set(a.walk())
 
     def _pair_equal(
         self, print_of: Callable[[_Unit], bytes], weight: Callable[[_Unit], int], pair: Callable[[_Unit, _Unit], None]
@@ -525,8 +574,8 @@ class _Matcher:
 
     def _pair_members(self, a: _Unit, b: _Unit) -> None:
         """What is too small to be told elsewhere: here it is in the class that its class became."""
-        olds = [unit for *_, unit in a.inner if unit not in self.pairs]
-        news = _grouped((unit for *_, unit in b.inner if unit not in self._taken), _name_and_tree)
+        olds = [unit for unit in a.inner if unit not in self.pairs]
+        news = _grouped((unit for unit in b.inner if unit not in self._taken), _name_and_tree)
         for key, group in _grouped(olds, _name_and_tree).items():
             for old, new in zip(group, news.get(key, ()), strict=False):
                 self._pair_whole(old, new)
@@ -534,17 +583,18 @@ class _Matcher:
     def _pair_alike(self) -> None:
         """Pairs by name and by similarity, the best first."""
         olds, news = self._free()
-        scored = []
-        for a, b in {pair: None for pair in self._candidates(olds, news)}:
+        scored: list[tuple[float, int, _Unit, _Unit]] = []
+        for a, b in dict.fromkeys(self._candidates(olds, news)):
             if a.kind != b.kind:
                 continue
             same_name, same_path = a.last_name == b.last_name, a.path == b.path
             same_place = same_name and (a.container == b.container or self._went_along(a, b))
             needed, bonus = ALIKE, 0.05 * same_path
+            in_name = ALIKE_IN_NAME if isinstance(a.node, _DEFINITIONS) else ALIKE
             if same_place:
-                needed, bonus = (0.0, 0.25) if same_path else (ALIKE_IN_NAME, 0.15)
+                needed, bonus = (0.0, 0.25) if same_path else (in_name, 0.15)
             elif same_name:
-                needed, bonus = ALIKE_IN_NAME, 0.1 + bonus
+                needed, bonus = in_name, 0.1 + bonus
             ratio = self._ratio(a, b, needed)
             if ratio >= needed:
                 scored.append((-(ratio + bonus), len(scored), a, b))
@@ -579,19 +629,21 @@ class _Matcher:
 
     def _ratio(self, a: _Unit, b: _Unit, needed: float = 0.0) -> float:
         if (a, b) not in self._ratios:
-            self._ratios[a, b] = _similarity(a.statements, b.statements, needed)
+            old, new = ([side.guards, *side.tree.statements] for side in (a, b))
+            self._ratios[a, b] = _similarity(old, new, needed)
         return self._ratios[a, b]
 
-    def matches(self) -> Iterator[Match]:
+    def matches(self) -> list[Match]:
         """The pairs, in the order of the revision after."""
         back = {b: a for a, b in self.pairs.items()}
         reordered = self._reordered()
-        for b in self.after:
+        members: Counter[_Unit] = Counter()
+        found = []
+        for b in reversed(self.after):  # members before their class
             a = back.get(b)
             if a is None:
                 continue
-            along = a.parent is not None and self._went_along(a, b) and a.last_name == b.last_name
-            is_equal = a.own == b.own
+            is_equal = self._is_equal(a, b)
             if not is_equal:
                 in_place = (a.path, a.name) == (b.path, b.name)
                 fate: Fate = "changed" if in_place else "moved and changed"
@@ -601,9 +653,23 @@ class _Matcher:
                 fate = "moved"
             else:
                 fate = "unchanged"
-            differs = tuple(_differences(a, b)) if is_equal else ()
+            differs = tuple(_differences(a, b)) if is_equal and a not in self._identical else ()
             similarity = 1.0 if is_equal else min(self._ratio(a, b), 0.999)
-            yield Match(a.definition, b.definition, fate, differs, similarity, along and is_equal)
+            along = (
+                is_equal
+                and a.last_name == b.last_name
+                and a.parent is not None
+                and b.parent is not None
+                and self._went_along(a, b)
+                and self._is_equal(a.parent, b.parent)
+            )
+            if along and b.parent:
+                members[b.parent] += 1 + members[b]
+            found.append(Match(a.definition, b.definition, fate, differs, similarity, along, members[b]))
+        return found[::-1]
+
+    def _is_equal(self, a: _Unit, b: _Unit) -> bool:
+        return a in self._identical or a.own == b.own
 
     def _reordered(self) -> set[_Unit]:
         """Units after that others of their file and class have overtaken: all but a longest ordered sequence."""
@@ -623,12 +689,12 @@ class _Matcher:
 
 # How two units of the same tree are kin, the nearest first; and whether a small tree needs more than that.
 _KINSHIP: tuple[tuple[Callable[[_Unit], Hashable], bool], ...] = (
-    (lambda unit: (unit.path, unit.name, tuple(unit.docstrings)), False),
+    (lambda unit: (unit.path, unit.name, tuple(unit.tree.docstrings)), False),
     (lambda unit: (unit.path, unit.name), False),
-    (lambda unit: (unit.name, tuple(unit.docstrings)), False),
+    (lambda unit: (unit.name, tuple(unit.tree.docstrings)), False),
     (lambda unit: unit.name, False),
     (lambda unit: (unit.path, unit.last_name), False),
-    (lambda unit: (unit.last_name, tuple(unit.docstrings)), True),
+    (lambda unit: (unit.last_name, tuple(unit.tree.docstrings)), True),
     (lambda unit: unit.last_name, True),
     (lambda unit: (unit.path, unit.container), True),
     (lambda unit: unit.path, True),
@@ -649,9 +715,9 @@ def _name_and_tree(unit: _Unit) -> Hashable:
 
 def _shares(unit: _Unit) -> set[int]:
     """Numbers of bits of the tree, a quarter of all runs of four: two units that are alike have some in common."""
-    if unit.own_weight < SMALL:
+    if unit.tree.own_weight < SMALL:
         return set()
-    bits = [bit for bit in unit.own_bits if bit not in "[]-"]
+    bits = [bit for bit in unit.tree.own_bits if bit not in "[]-"]
     runs = (zlib.crc32("\0".join(bits[at : at + 4]).encode("utf-8", "surrogatepass")) for at in range(len(bits) - 3))
     return {number for number in runs if number % 4 == 0}
 
@@ -680,16 +746,21 @@ def _similarity(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]], 
     return 2 * common / total
 
 
-def _differences(a: _Unit, b: _Unit) -> Iterator[str]:
+def _differences(a: _Unit, b: _Unit) -> Iterator[Difference]:
     """What else differs in the sources of two units whose trees are the same."""
-    if a.source == b.source:
+    # Of a class without its methods, blank lines are those around them.
+    sources = [[line for line in side.source.split("\n") if line.strip() or not side.inner] for side in (a, b)]
+    if sources[0] == sources[1]:
         return
-    docstring, comments = a.docstrings != b.docstrings, _comments(a.source) != _comments(b.source)
+    docstring, imports = a.tree.docstrings != b.tree.docstrings, a.tree.imports != b.tree.imports
+    comments = _comments(a.source) != _comments(b.source)
     if docstring:
         yield "docstring"
+    if imports:
+        yield "imports"
     if comments:
         yield "comments"
-    if not docstring and not comments and a.last_name == b.last_name:
+    if not (docstring or imports or comments) and a.last_name == b.last_name:
         yield "formatting"
 
 
@@ -706,11 +777,12 @@ def _comments(source: str) -> list[str]:
 
 def _singles(units: list[_Unit], partners: dict[_Unit, _Unit], others: dict[_Unit, _Unit]) -> Iterator[Single]:
     """Units without a partner; with one of the other revision that has the same name and tree, and a partner."""
-    twins = {_name_and_tree(other): other for other in reversed(others)}
-    for unit in units:
-        if unit not in partners:
-            twin = twins.get(_name_and_tree(unit))
-            yield Single(unit.definition, twin.definition if twin else None)
+    singles = [unit for unit in units if unit not in partners]
+    names = {unit.last_name for unit in singles}
+    twins = {_name_and_tree(other): other for other in reversed(others) if other.last_name in names}
+    for unit in singles:
+        twin = twins.get(_name_and_tree(unit))
+        yield Single(unit.definition, twin.definition if twin else None)
 
 
 def _is_boilerplate(single: Single) -> bool:

@@ -44,8 +44,21 @@ def empty_tree(clone: Clone) -> str:
     return clone.git("hash-object", "-t", "tree", "--stdin").decode().strip()
 
 
+def titles(clone: Clone, *commits: str) -> list[str]:
+    """Each commit (a hash) as "decb88e0e3 (2026-06-09) its subject", with the author's day; the empty tree as such."""
+    real = [commit for commit in commits if commit != empty_tree(clone)]
+    said = clone.git("log", "--no-walk=unsorted", "-z", "--format=%H%x00%as%x00%s", *dict.fromkeys(real))
+    fields = said.decode(errors="replace").split("\0")
+    told = {
+        hash_: f"{hash_[:10]} ({day}) {subject}"
+        for hash_, day, subject in zip(fields[::3], fields[1::3], fields[2::3], strict=False)
+    }
+    return [told.get(commit, "the empty tree") for commit in commits]
+
+
 def _merged_as(clone: Clone, pr: int) -> str:
-    known = [commit.hash for commit in (*catalogue.commits(), *catalogue.story()) if commit.pr == pr]
+    known = [commit.hash for commit in catalogue.commits() if commit.pr == pr]
+    known += [commit.hash for commit in catalogue.story() if commit.pr == pr]
     if known:
         return clone.commit(known[0])
     said = clone.git("log", "-z", "--format=%H%x00%s", "--fixed-strings", f"--grep=(#{pr})", clone.main.commit)

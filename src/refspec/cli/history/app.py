@@ -24,6 +24,7 @@ COMMANDS = {
     "symbol": ("refspec.cli.history.symbol:symbol",),
     "lines": ("refspec.cli.history.lines:lines",),
     "follow": ("refspec.cli.history.follow:follow",),
+    "moved": ("refspec.cli.history.moved:moved",),
 }
 
 
