@@ -63,7 +63,7 @@ class Definition:
     """A definition in one revision.
 
     name: qualified, as "Worker.draft"; of other statements than assignments, how they begin. lines: the first (that of
-    a decorator, if it has any) and the last. source: its own lines, without what is defined in it.
+    a decorator, if it has any) and the last. source: its own lines, without what is defined in it (and then without blank ones).
     """
 
     kind: Kind
@@ -166,14 +166,22 @@ class Comparison:
         return not self.reasons
 
 
+def path_in_repository(path: str) -> str:
+    """A path as git has it: from the root of the repository, which itself is "". Raises HistoryError for another's."""
+    if path in ("", ".", "./"):
+        return ""
+    plain = path.removeprefix("./").removesuffix("/")
+    if {"", ".", ".."} & set(plain.split("/")):
+        raise HistoryError(f"neither revision has the path {path} (it counts from the repository's root)")
+    return plain
+
+
 def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTORY) -> Comparison:
     """What became of the definitions under `path`, from one revision (a hash) to another.
 
-    path: in the repository; "" or "." is all of it. Only files that differ are read. Raises HistoryError if neither
+    path: as `path_in_repository` has it. Only files that differ are read. Raises HistoryError if neither
     revision has the path, LacksError if the clone lacks contents.
     """
-    path = path.strip("/").removeprefix("./")
-    path = "" if path == "." else path
     if any(c in path for c in "\n\0") or not any(clone.check(f"{before}:{path}", f"{after}:{path}")):
         raise HistoryError(f"neither revision has the path {path} (it counts from the repository's root)")
     changed = list(_changed_files(clone, before, after, path))
@@ -277,7 +285,9 @@ class _Unit:
     @cached_property
     def definition(self) -> Definition:
         hidden = {line for unit in self.inner for line in range(unit.first, unit.last + 1)}
-        lines = (self.text[line - 1] for line in range(self.first, self.last + 1) if line not in hidden)
+        lines = [self.text[line - 1] for line in range(self.first, self.last + 1) if line not in hidden]
+        if self.inner:
+            lines = [line for line in lines if line.strip()]  # blank ones are those around what was left out
         return Definition(self.kind, self.path, self.name, (self.first, self.last), "\n".join(lines))
 
     @cached_property
@@ -422,9 +432,9 @@ def _units_of(path: str, content: bytes | None) -> list[_Unit]:
     except UnicodeDecodeError as error:
         raise _UnreadError(f"byte {error.start} is no {error.encoding}") from None
     except SyntaxError as error:
-        at = f"line {error.lineno}: " if error.lineno else ""
         version = ".".join(map(str, sys.version_info[:2]))
-        raise _UnreadError(f"{at}{error.msg} (it may be of a newer Python than {version})") from None
+        where = f"line {error.lineno}: {error.msg} (it may be of a newer Python than {version})"
+        raise _UnreadError(where if error.lineno else error.msg) from None
     except (LookupError, ValueError) as error:
         raise _UnreadError(str(error)) from None
     except (RecursionError, MemoryError):
@@ -748,9 +758,7 @@ def _similarity(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]], 
 
 def _differences(a: _Unit, b: _Unit) -> Iterator[Difference]:
     """What else differs in the sources of two units whose trees are the same."""
-    # Of a class without its methods, blank lines are those around them.
-    sources = [[line for line in side.source.split("\n") if line.strip() or not side.inner] for side in (a, b)]
-    if sources[0] == sources[1]:
+    if a.source == b.source:
         return
     docstring, imports = a.tree.docstrings != b.tree.docstrings, a.tree.imports != b.tree.imports
     comments = _comments(a.source) != _comments(b.source)

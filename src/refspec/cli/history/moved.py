@@ -43,9 +43,10 @@ def moved(
     moved 27607 compares a pull request's commit with its parent. Nothing of it is run. Exit status 1: a file could not
     be read.
     """
-    from refspec.history.moved import compare_revisions
+    from refspec.history.moved import compare_revisions, path_in_repository
     from refspec.history.naming import commit_named, parent_of, titles
 
+    path = path_in_repository(path)
     asked = source_of(clone, as_json=as_json).needed("moved")
     new = commit_named(asked, before if after is None else after)
     old = parent_of(asked, new) if after is None else commit_named(asked, before)
@@ -63,7 +64,7 @@ def moved(
 
 
 def _show(out: Console, result: Comparison, commits: Sequence[str], path: str, diff: bool) -> None:
-    below = "" if path in ("", ".") else path.rstrip("/") + "/"
+    below = f"{path}/" if path else ""
     for title in commits:
         out.print(shown(title), style="bold")
     where = f"below {shown(below)}, from where paths are told" if below else "in the whole repository"
