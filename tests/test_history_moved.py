@@ -47,7 +47,8 @@ def fates(result: Comparison) -> dict[str, str]:
 
 def test_to_another_file_another_class_another_line() -> None:
     before = {
-        "a.py": f"import os\nX = {{1: 2}}\n{LONG}\nclass A:\n    y = 1\n    def go(self, a):\n        return a * self.c + 1\n"
+        "a.py": f"import os\nX = {{1: 2}}\n{LONG}\nclass A:\n    y = 1\n"
+        "    def go(self, a):\n        return a * self.c + 1\n"
     }
     after = {
         "a.py": "class A:\n    y = 1\n",

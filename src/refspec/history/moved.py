@@ -63,7 +63,8 @@ class Definition:
     """A definition in one revision.
 
     name: qualified, as "Worker.draft"; of other statements than assignments, how they begin. lines: the first (that of
-    a decorator, if it has any) and the last. source: its own lines, without what is defined in it (and then without blank ones).
+    a decorator, if it has any) and the last. source: its own lines; what is defined in it is left out, and with that
+    blank lines.
     """
 
     kind: Kind
@@ -510,6 +511,7 @@ class _Matcher:
         self.pairs: dict[_Unit, _Unit] = {}
         self._taken: set[_Unit] = set()  # partners, after
         self._identical: set[_Unit] = set()  # before, the text being the same and in its place
+        self._heirs: dict[str, Counter[str]] = defaultdict(Counter)  # of each path, where its definitions went
         self._ratios: dict[tuple[_Unit, _Unit], float] = {}
 
     def run(self) -> None:
@@ -525,6 +527,7 @@ class _Matcher:
     def _pair(self, a: _Unit, b: _Unit) -> None:
         self.pairs[a] = b
         self._taken.add(b)
+        self._heirs[a.path][b.path] += 1
 
     def _pair_whole(self, a: _Unit, b: _Unit) -> None:
         for inner_a, inner_b in zip(a.walk(), b.walk(), strict=True):
@@ -558,10 +561,20 @@ class _Matcher:
                 news = [b for b in news if b not in self._taken]
                 if not olds or not news:
                     break
-                partners = _grouped(news, key)
-                for value, group in _grouped(olds, key).items():
-                    for a, b in zip(group, partners.get(value, ()), strict=False):
-                        pair(a, b)
+                later: dict[Hashable, list[_Unit]] = defaultdict(list)
+                for b in reversed(news):
+                    later[key(b, b.path)].append(b)
+                for a in olds:
+                    group = later.get(key(a, self._heir(a.path)))
+                    while group and a not in self.pairs:
+                        b = group.pop()
+                        if b not in self._taken:
+                            pair(a, b)
+
+    def _heir(self, path: str) -> str:
+        """The path to which most of another's definitions went, as far as is known."""
+        heirs = self._heirs.get(path)
+        return heirs.most_common(1)[0][0] if heirs else path
 
     def _pair_emptied_classes(self) -> None:
         """A class without a partner and the one that took in most of its methods, unless a namesake is there."""
@@ -697,18 +710,20 @@ class _Matcher:
         return moved
 
 
-# How two units of the same tree are kin, the nearest first; and whether a small tree needs more than that.
-_KINSHIP: tuple[tuple[Callable[[_Unit], Hashable], bool], ...] = (
-    (lambda unit: (unit.path, unit.name, tuple(unit.tree.docstrings)), False),
-    (lambda unit: (unit.path, unit.name), False),
-    (lambda unit: (unit.name, tuple(unit.tree.docstrings)), False),
-    (lambda unit: unit.name, False),
-    (lambda unit: (unit.path, unit.last_name), False),
-    (lambda unit: (unit.last_name, tuple(unit.tree.docstrings)), True),
-    (lambda unit: unit.last_name, True),
-    (lambda unit: (unit.path, unit.container), True),
-    (lambda unit: unit.path, True),
-    (lambda unit: None, True),
+# How two units of the same tree are kin, the nearest first; and whether a small tree needs more than that. heir: where
+# the most of the file went, or of the later one the path itself.
+_KINSHIP: tuple[tuple[Callable[[_Unit, str], Hashable], bool], ...] = (
+    (lambda unit, heir: (unit.path, unit.name, tuple(unit.tree.docstrings)), False),
+    (lambda unit, heir: (unit.path, unit.name), False),
+    (lambda unit, heir: (heir, unit.name), False),
+    (lambda unit, heir: (unit.name, tuple(unit.tree.docstrings)), False),
+    (lambda unit, heir: unit.name, False),
+    (lambda unit, heir: (unit.path, unit.last_name), False),
+    (lambda unit, heir: (unit.last_name, tuple(unit.tree.docstrings)), True),
+    (lambda unit, heir: unit.last_name, True),
+    (lambda unit, heir: (unit.path, unit.container), True),
+    (lambda unit, heir: unit.path, True),
+    (lambda unit, heir: None, True),
 )
 
 
