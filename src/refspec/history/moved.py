@@ -1,8 +1,5 @@
 """Was a refactoring a pure move? The syntax trees of two revisions, definition by definition, across files.
 
-A definition is a function, a method, a class, an assignment or another statement of a module; those within `if`, `try`
-and the like are definitions too, and what they stand under belongs to them. Imports are left out: a move changes them.
-
 Trees are compared without positions, comments and formatting; then without docstrings. A class stands for what it says
 itself (bases, decorators, fields), a function likewise; what is defined in them is matched on its own, unless the whole
 is the same. Who belongs to whom is found in this order, the largest first, and never by trying all against all:
@@ -17,28 +14,22 @@ they are read from files that differ, so what was copied from an untouched file 
 
 from __future__ import annotations
 
-import ast
 import difflib
-import inspect
 import io
-import re
-import sys
 import textwrap
 import tokenize
-import warnings
 import zlib
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from typing import Literal
 
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError
+from refspec.history.syntax_trees import Definition, Unit, UnreadError, units_of
 
-Kind = Literal["function", "class", "assignment", "statement"]
 Revision = Literal["before", "after"]
 Difference = Literal["docstring", "imports", "comments", "formatting"]
 Fate = Literal["unchanged", "moved", "renamed", "moved and changed", "changed"]
@@ -52,29 +43,6 @@ LARGEST_TABLE = 250_000  # entries, of a comparison bit by bit
 
 # Contents by path; None for what the clone lacks.
 Files = dict[str, bytes | None]
-
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_IMPORTS = (ast.Import, ast.ImportFrom)
-_LINE_END = re.compile(r"\r\n|\r|\n")  # Python's; str.splitlines knows others as well
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A definition in one revision.
-
-    name: qualified, as "Worker.draft"; of other statements than assignments, how they begin. lines: the first (that of
-    a decorator, if it has any) and the last. source: its own lines; what is defined in it is left out, and with that
-    blank lines.
-    """
-
-    kind: Kind
-    path: str
-    name: str
-    lines: tuple[int, int]
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.lines[0]} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -199,12 +167,14 @@ def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTO
 def compare_sources(before: Files, after: Files, other_files: int = 0) -> Comparison:
     """What became of the definitions of one set of files in another."""
     unread: dict[tuple[Revision, str], str] = {}
-    units: dict[Revision, list[_Unit]] = {"before": [], "after": []}
+    units: dict[Revision, list[Unit]] = {"before": [], "after": []}
     for revision, files in _sides(before, after):
         for path, content in sorted(files.items()):
             try:
-                units[revision] += _units_of(path, content)
-            except _UnreadError as error:
+                if content is None:
+                    raise UnreadError("this clone lacks it")
+                units[revision] += units_of(path, content)
+            except UnreadError as error:
                 unread[revision, path] = str(error)
     matcher = _Matcher(units["before"], units["after"])
     matcher.run()
@@ -242,277 +212,17 @@ def _changed_files(clone: Clone, before: str, after: str, path: str) -> Iterator
             yield name, old, new
 
 
-# --- from sources to trees
-
-
-class _UnreadError(ValueError):
-    pass
-
-
-# What a definition stands under: a compound statement or a part of one, and the field that holds the block.
-_Guard = tuple[ast.AST, str]
-_BLOCKS = ("body", "handlers", "cases", "orelse", "finalbody")
-
-
-class _Unit:
-    """A definition with its tree.
-
-    first, last: lines. text: of the file, line by line. guards: what it stands under, within its parent. inner: what is
-    defined in it.
-    """
-
-    def __init__(
-        self, node: ast.stmt, path: str, text: Sequence[str], parent: _Unit | None, guards: Sequence[_Guard]
-    ) -> None:
-        self.node = node
-        self.path = path
-        self.text = text
-        self.parent = parent
-        self.kind, self.last_name = _kind_and_name(node)
-        self.name: str = f"{parent.name}.{self.last_name}" if parent else self.last_name
-        self.container: str = parent.name if parent else ""
-        self.first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
-        self.last = node.end_lineno or node.lineno
-        self.guards = tuple(filter(None, (_header(*guard) for guard in guards)))
-        inner = _definitions(node.body, ()) if isinstance(node, _DEFINITIONS) else ()
-        self.inner = [_Unit(definition, path, text, self, under) for definition, under in inner]
-
-    def walk(self) -> Iterator[_Unit]:
-        """It, and all that is defined in it."""
-        yield self
-        for unit in self.inner:
-            yield from unit.walk()
-
-    @cached_property
-    def definition(self) -> Definition:
-        hidden = {line for unit in self.inner for line in range(unit.first, unit.last + 1)}
-        lines = [self.text[line - 1] for line in range(self.first, self.last + 1) if line not in hidden]
-        if self.inner:
-            lines = [line for line in lines if line.strip()]  # blank ones are those around what was left out
-        return Definition(self.kind, self.path, self.name, (self.first, self.last), "\n".join(lines))
-
-    @cached_property
-    def source(self) -> str:
-        return textwrap.dedent(self.definition.source)
-
-    @cached_property
-    def whole_text(self) -> str:
-        return "\n".join(self.text[self.first - 1 : self.last])
-
-    @cached_property
-    def tree(self) -> _Tree:
-        return _Tree(self)
-
-    @cached_property
-    def whole(self) -> bytes:
-        """Fingerprint of all of it, but for its own name."""
-        return self._fingerprint(self.tree.bits)
-
-    @cached_property
-    def own(self) -> bytes:
-        """Fingerprint of what is its own, but for its own name."""
-        return self._fingerprint(self.tree.own_bits) if self.inner else self.whole
-
-    def _fingerprint(self, bits: Iterable[str]) -> bytes:
-        name = self.last_name
-        text = "\0".join((self.kind, *self.guards, "", *("\1" if bit == name else bit for bit in bits)))
-        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-class _Tree:
-    """A unit's syntax tree as a sequence of bits, without positions, docstrings and imports.
-
-    bits: all of them; own_bits: without those of inner definitions, whose place is marked in a function. statements:
-    the own bits, cut where a statement begins. docstrings, imports: the unit's own.
-    """
-
-    def __init__(self, unit: _Unit) -> None:
-        self.bits: list[str] = []
-        self.docstrings: list[str] = []
-        self.imports: list[str] = []
-        self._marks_inner = unit.kind == "function"
-        self._starts: list[int] = []
-        self._spans: list[tuple[int, int, str]] = []  # of inner definitions, with their names
-        self._inner = {unit.node: unit for unit in unit.inner}
-        self._write(unit.node)
-
-    @cached_property
-    def own_bits(self) -> list[str]:
-        return [bit for statement in self.statements for bit in statement]
-
-    @cached_property
-    def statements(self) -> list[tuple[str, ...]]:
-        found, at, starts = [], 0, iter([*self._starts, len(self.bits)])
-        cut = next(starts)
-        for start, end, name in [*self._spans, (len(self.bits), len(self.bits), "")]:
-            while cut <= start and at < len(self.bits):
-                if at < cut:
-                    found.append(tuple(self.bits[at:cut]))
-                    at = cut
-                if cut == len(self.bits):
-                    break
-                cut = next(starts)
-            if at < start:
-                found.append(tuple(self.bits[at:start]))
-            if self._marks_inner and name:
-                found.append(("definition of", name))
-            at = end
-        return found
-
-    @cached_property
-    def weight(self) -> int:
-        """How many bits say something."""
-        return sum(bit not in "[]-" for bit in self.bits)
-
-    @cached_property
-    def own_weight(self) -> int:
-        return sum(bit not in "[]-" for bit in self.own_bits) if self._spans else self.weight
-
-    def _write(self, root: ast.AST) -> None:
-        """Not by recursion: a sum of a thousand terms is a thousand levels deep."""
-        bits = self.bits
-        todo: list[ast.AST | str] = [root]
-        while todo:
-            node = todo.pop()
-            if isinstance(node, str):
-                bits.append(node)
-                continue
-            if isinstance(node, ast.stmt) and node is not root:
-                if self._is_set_apart(node):
-                    continue
-                self._starts.append(len(bits))
-            bits.append(type(node).__name__)
-            if isinstance(node, ast.Constant):
-                value = node.value
-                bits.append(f"int:{value:#x}" if type(value) is int else repr(value) + ":")
-                continue
-            parts: list[ast.AST | str] = []
-            for name in node._fields:
-                value = getattr(node, name, None)
-                if name in ("ctx", "type_comment"):
-                    continue
-                if isinstance(value, list) and value:
-                    parts += ["[", *(item if isinstance(item, ast.AST) else str(item) for item in value), "]"]
-                elif isinstance(value, ast.AST):
-                    parts.append(value)
-                else:
-                    parts.append("-" if value is None or value == [] else str(value))
-            todo += reversed(parts)
-
-    def _is_set_apart(self, node: ast.stmt) -> bool:
-        """Docstrings and imports are kept elsewhere; what an inner definition says is known already."""
-        if _is_bare_string(node):
-            self.docstrings.append(inspect.cleandoc(node.value.value))  # type: ignore[attr-defined]
-        elif isinstance(node, _IMPORTS):
-            self.imports.append(ast.unparse(node))
-        elif node in self._inner:
-            unit, at = self._inner[node], len(self.bits)
-            self.bits += unit.tree.bits
-            self._spans.append((at, len(self.bits), unit.last_name))
-        else:
-            return False
-        return True
-
-
-def _units_of(path: str, content: bytes | None) -> list[_Unit]:
-    """The definitions of a module. Raises _UnreadError."""
-    if content is None:
-        raise _UnreadError("this clone lacks it")
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        text = content.decode(encoding)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of others' escapes such as "\d"
-            tree = ast.parse(text)
-        lines = _LINE_END.split(text)
-        return [
-            _Unit(node, path, lines, None, guards)
-            for node, guards in _definitions(tree.body, (), _IMPORTS)
-            if not isinstance(node, ast.Pass) and not _is_bare_string(node)
-        ]
-    except UnicodeDecodeError as error:
-        raise _UnreadError(f"byte {error.start} is no {error.encoding}") from None
-    except SyntaxError as error:
-        version = ".".join(map(str, sys.version_info[:2]))
-        where = f"line {error.lineno}: {error.msg} (it may be of a newer Python than {version})"
-        raise _UnreadError(where if error.lineno else error.msg) from None
-    except (LookupError, ValueError) as error:
-        raise _UnreadError(str(error)) from None
-    except (RecursionError, MemoryError):
-        raise _UnreadError("nested too deeply") from None
-
-
-def _definitions(
-    body: Sequence[ast.AST], guards: tuple[_Guard, ...], left_out: tuple[type, ...] | None = None
-) -> Iterator[tuple[ast.stmt, tuple[_Guard, ...]]]:
-    """Functions and classes of a block, and of blocks in it that are no scope of their own, with what they stand under.
-
-    left_out: given, other simple statements count as well, but for these.
-    """
-    for node in body:
-        blocks = [] if isinstance(node, _DEFINITIONS) else [name for name in _BLOCKS if hasattr(node, name)]
-        for name in blocks:
-            yield from _definitions(getattr(node, name), (*guards, (node, name)), left_out)
-        if isinstance(node, ast.stmt) and (
-            isinstance(node, _DEFINITIONS) or (left_out and not blocks and not isinstance(node, left_out))
-        ):
-            yield node, guards
-
-
-def _header(node: ast.AST, block: str) -> str:
-    """The line that a block stands under, however it was formatted; "" if a line further in says as much."""
-    match node, block:
-        case _, "handlers" | "cases":
-            return ""
-        case ast.If(), "body":
-            return f"if {ast.unparse(node.test)}"
-        case ast.If(), _:
-            return f"else of if {ast.unparse(node.test)}"
-        case ast.ExceptHandler(), _:
-            return f"except {ast.unparse(node.type)}" if node.type else "except"
-        case ast.With() | ast.AsyncWith(), _:
-            return f"with {', '.join(map(ast.unparse, node.items))}"
-        case ast.While(), _:
-            return f"while {ast.unparse(node.test)}: {block}"
-        case ast.For() | ast.AsyncFor(), _:
-            return f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}: {block}"
-        case ast.match_case(), _:
-            return ast.unparse(node).split("\n")[0]
-        case _:
-            return f"try: {block}"
-
-
-def _is_bare_string(node: ast.AST) -> bool:
-    """A docstring, or another string that stands alone and does nothing."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _kind_and_name(node: ast.stmt) -> tuple[Kind, str]:
-    if isinstance(node, ast.ClassDef):
-        return "class", node.name
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return "function", node.name
-    if isinstance(node, ast.Assign):
-        return "assignment", ", ".join(ast.unparse(target) for target in node.targets)
-    if isinstance(node, ast.AnnAssign | ast.AugAssign):
-        return "assignment", ast.unparse(node.target)
-    return "statement", ast.unparse(node).split("\n")[0][:60]
-
-
-# --- from trees to pairs
-
-
 class _Matcher:
     """Pairs the definitions of two revisions. before, after: all of them; pairs: of those before, their partners."""
 
-    def __init__(self, before: Sequence[_Unit], after: Sequence[_Unit]) -> None:
+    def __init__(self, before: Sequence[Unit], after: Sequence[Unit]) -> None:
         self.before = [unit for top in before for unit in top.walk()]
         self.after = [unit for top in after for unit in top.walk()]
-        self.pairs: dict[_Unit, _Unit] = {}
-        self._taken: set[_Unit] = set()  # partners, after
-        self._identical: set[_Unit] = set()  # before, the text being the same and in its place
+        self.pairs: dict[Unit, Unit] = {}
+        self._taken: set[Unit] = set()  # partners, after
+        self._identical: set[Unit] = set()  # before, the text being the same and in its place
         self._heirs: dict[str, Counter[str]] = defaultdict(Counter)  # of each path, where its definitions went
-        self._ratios: dict[tuple[_Unit, _Unit], float] = {}
+        self._ratios: dict[tuple[Unit, Unit], float] = {}
 
     def run(self) -> None:
         self._pair_identical()
@@ -521,22 +231,22 @@ class _Matcher:
         self._pair_emptied_classes()
         self._pair_alike()
 
-    def _free(self) -> tuple[list[_Unit], list[_Unit]]:
+    def _free(self) -> tuple[list[Unit], list[Unit]]:
         return [a for a in self.before if a not in self.pairs], [b for b in self.after if b not in self._taken]
 
-    def _pair(self, a: _Unit, b: _Unit) -> None:
+    def _pair(self, a: Unit, b: Unit) -> None:
         self.pairs[a] = b
         self._taken.add(b)
         self._heirs[a.path][b.path] += 1
 
-    def _pair_whole(self, a: _Unit, b: _Unit) -> None:
+    def _pair_whole(self, a: Unit, b: Unit) -> None:
         for inner_a, inner_b in zip(a.walk(), b.walk(), strict=True):
             self._pair(inner_a, inner_b)
 
     def _pair_identical(self) -> None:
         """What a glance at the text settles needs no look at its tree."""
 
-        def key(unit: _Unit) -> Hashable:
+        def key(unit: Unit) -> Hashable:
             return unit.path, unit.name, unit.guards, unit.whole_text
 
         partners = _grouped(self.after, key)
@@ -547,7 +257,7 @@ class _Matcher:
                     self._identical |= set(a.walk())
 
     def _pair_equal(
-        self, print_of: Callable[[_Unit], bytes], weight: Callable[[_Unit], int], pair: Callable[[_Unit, _Unit], None]
+        self, print_of: Callable[[Unit], bytes], weight: Callable[[Unit], int], pair: Callable[[Unit, Unit], None]
     ) -> None:
         """Pairs units of one fingerprint, the heaviest first: what is in them goes along."""
         sides = [_grouped(side, print_of) for side in self._free()]
@@ -561,7 +271,7 @@ class _Matcher:
                 news = [b for b in news if b not in self._taken]
                 if not olds or not news:
                     break
-                later: dict[Hashable, list[_Unit]] = defaultdict(list)
+                later: dict[Hashable, list[Unit]] = defaultdict(list)
                 for b in reversed(news):
                     later[key(b, b.path)].append(b)
                 for a in olds:
@@ -578,7 +288,7 @@ class _Matcher:
 
     def _pair_emptied_classes(self) -> None:
         """A class without a partner and the one that took in most of its methods, unless a namesake is there."""
-        votes: dict[_Unit, Counter[_Unit]] = defaultdict(Counter)
+        votes: dict[Unit, Counter[Unit]] = defaultdict(Counter)
         for a, b in self.pairs.items():
             if a.parent and b.parent and a.parent not in self.pairs and b.parent not in self._taken:
                 votes[a.parent][b.parent] += 1
@@ -595,7 +305,7 @@ class _Matcher:
                 self._pair(a, b)
                 self._pair_members(a, b)
 
-    def _pair_members(self, a: _Unit, b: _Unit) -> None:
+    def _pair_members(self, a: Unit, b: Unit) -> None:
         """What is too small to be told elsewhere: here it is in the class that its class became."""
         olds = [unit for unit in a.inner if unit not in self.pairs]
         news = _grouped((unit for unit in b.inner if unit not in self._taken), _name_and_tree)
@@ -606,14 +316,14 @@ class _Matcher:
     def _pair_alike(self) -> None:
         """Pairs by name and by similarity, the best first."""
         olds, news = self._free()
-        scored: list[tuple[float, int, _Unit, _Unit]] = []
+        scored: list[tuple[float, int, Unit, Unit]] = []
         for a, b in dict.fromkeys(self._candidates(olds, news)):
             if a.kind != b.kind:
                 continue
             same_name, same_path = a.last_name == b.last_name, a.path == b.path
             same_place = same_name and (a.container == b.container or self._went_along(a, b))
             needed, bonus = ALIKE, 0.05 * same_path
-            in_name = ALIKE_IN_NAME if isinstance(a.node, _DEFINITIONS) else ALIKE
+            in_name = ALIKE_IN_NAME if a.kind in ("function", "class") else ALIKE
             if same_place:
                 needed, bonus = (0.0, 0.25) if same_path else (in_name, 0.15)
             elif same_name:
@@ -625,11 +335,11 @@ class _Matcher:
             if a not in self.pairs and b not in self._taken:
                 self._pair(a, b)
 
-    def _went_along(self, a: _Unit, b: _Unit) -> bool:
+    def _went_along(self, a: Unit, b: Unit) -> bool:
         return a.parent is not None and b.parent is not None and self.pairs.get(a.parent) is b.parent
 
-    def _candidates(self, olds: list[_Unit], news: list[_Unit]) -> Iterator[tuple[_Unit, _Unit]]:
-        by_key: list[Callable[[_Unit], Hashable]] = [
+    def _candidates(self, olds: list[Unit], news: list[Unit]) -> Iterator[tuple[Unit, Unit]]:
+        by_key: list[Callable[[Unit], Hashable]] = [
             lambda unit: (unit.path, unit.name),
             lambda unit: unit.name,
             lambda unit: (unit.path, unit.last_name),
@@ -642,7 +352,7 @@ class _Matcher:
                     yield from ((a, b) for a in group for b in others)
                 else:
                     yield from zip(group, others, strict=False)
-        shares: dict[int, list[_Unit]] = defaultdict(list)
+        shares: dict[int, list[Unit]] = defaultdict(list)
         for b in news:
             for share in _shares(b):
                 shares[share].append(b)
@@ -650,7 +360,7 @@ class _Matcher:
             votes = Counter(b for share in _shares(a) if len(shares.get(share, ())) <= COMMON for b in shares[share])
             yield from ((a, b) for b, _ in votes.most_common(CANDIDATES))
 
-    def _ratio(self, a: _Unit, b: _Unit, needed: float = 0.0) -> float:
+    def _ratio(self, a: Unit, b: Unit, needed: float = 0.0) -> float:
         if (a, b) not in self._ratios:
             old, new = ([side.guards, *side.tree.statements] for side in (a, b))
             self._ratios[a, b] = _similarity(old, new, needed)
@@ -660,7 +370,7 @@ class _Matcher:
         """The pairs, in the order of the revision after."""
         back = {b: a for a, b in self.pairs.items()}
         reordered = self._reordered()
-        members: Counter[_Unit] = Counter()
+        members: Counter[Unit] = Counter()
         found = []
         for b in reversed(self.after):  # members before their class
             a = back.get(b)
@@ -691,18 +401,18 @@ class _Matcher:
             found.append(Match(a.definition, b.definition, fate, differs, similarity, along, members[b]))
         return found[::-1]
 
-    def _is_equal(self, a: _Unit, b: _Unit) -> bool:
+    def _is_equal(self, a: Unit, b: Unit) -> bool:
         return a in self._identical or a.own == b.own
 
-    def _reordered(self) -> set[_Unit]:
+    def _reordered(self) -> set[Unit]:
         """Units after that others of their file and class have overtaken: all but a longest ordered sequence."""
         at = {unit: number for number, unit in enumerate(self.before)}
-        siblings: dict[Hashable, list[tuple[int, _Unit]]] = defaultdict(list)
+        siblings: dict[Hashable, list[tuple[int, Unit]]] = defaultdict(list)
         for a, b in self.pairs.items():
             if (a.path, a.name) == (b.path, b.name):
                 siblings[b.path, b.parent].append((at[a], b))
         rank = {unit: number for number, unit in enumerate(self.after)}
-        moved: set[_Unit] = set()
+        moved: set[Unit] = set()
         for group in siblings.values():
             group.sort(key=lambda entry: rank[entry[1]])
             kept = _longest_increasing([number for number, _ in group])
@@ -712,7 +422,7 @@ class _Matcher:
 
 # How two units of the same tree are kin, the nearest first; and whether a small tree needs more than that. heir: where
 # the most of the file went, or of the later one the path itself.
-_KINSHIP: tuple[tuple[Callable[[_Unit, str], Hashable], bool], ...] = (
+_KINSHIP: tuple[tuple[Callable[[Unit, str], Hashable], bool], ...] = (
     (lambda unit, heir: (unit.path, unit.name, tuple(unit.tree.docstrings)), False),
     (lambda unit, heir: (unit.path, unit.name), False),
     (lambda unit, heir: (heir, unit.name), False),
@@ -727,18 +437,18 @@ _KINSHIP: tuple[tuple[Callable[[_Unit, str], Hashable], bool], ...] = (
 )
 
 
-def _grouped(units: Iterable[_Unit], key: Callable[[_Unit], Hashable]) -> dict[Hashable, list[_Unit]]:
-    groups: dict[Hashable, list[_Unit]] = defaultdict(list)
+def _grouped(units: Iterable[Unit], key: Callable[[Unit], Hashable]) -> dict[Hashable, list[Unit]]:
+    groups: dict[Hashable, list[Unit]] = defaultdict(list)
     for unit in units:
         groups[key(unit)].append(unit)
     return groups
 
 
-def _name_and_tree(unit: _Unit) -> Hashable:
+def _name_and_tree(unit: Unit) -> Hashable:
     return unit.last_name, unit.whole
 
 
-def _shares(unit: _Unit) -> set[int]:
+def _shares(unit: Unit) -> set[int]:
     """Numbers of bits of the tree, a quarter of all runs of four: two units that are alike have some in common."""
     if unit.tree.own_weight < SMALL:
         return set()
@@ -771,7 +481,7 @@ def _similarity(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]], 
     return 2 * common / total
 
 
-def _differences(a: _Unit, b: _Unit) -> Iterator[Difference]:
+def _differences(a: Unit, b: Unit) -> Iterator[Difference]:
     """What else differs in the sources of two units whose trees are the same."""
     if a.source == b.source:
         return
@@ -798,7 +508,7 @@ def _comments(source: str) -> list[str]:
     return found
 
 
-def _singles(units: list[_Unit], partners: dict[_Unit, _Unit], others: dict[_Unit, _Unit]) -> Iterator[Single]:
+def _singles(units: list[Unit], partners: dict[Unit, Unit], others: dict[Unit, Unit]) -> Iterator[Single]:
     """Units without a partner; with one of the other revision that has the same name and tree, and a partner."""
     singles = [unit for unit in units if unit not in partners]
     names = {unit.last_name for unit in singles}
