@@ -1,0 +1,520 @@
+"""What checks read off a clone: commits, files, definitions, diffs. Each is read once, and many at a time.
+
+A revision is a release of the catalogue ("v0.4.6"), a hash of seven digits or more, or one of these followed by ^ or ~:
+never the name of a branch or tag, which may be anything in somebody's clone. A path is below the catalogue's DIRECTORY;
+with a slash in front it is below the repository's root: "eagle_worker.py", "/python/sglang/srt/managers/scheduler.py".
+
+Every function raises LacksError if the clone lacks what it would need, and NotThereError for what the history does not
+hold: a file that a revision has not, a definition that a file has not. Under `Shelf.gathering` it raises NotYet for
+what has not been read so far, so that a caller can run many checks up to there and then fetch for all of them at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import cache, lru_cache
+from typing import TypeVar
+
+from refspec.history import catalogue
+from refspec.history.catalogue import DIRECTORY
+from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
+from refspec.history.commits import pull_request
+
+
+class NotThereError(HistoryError):
+    """The history does not hold what was asked for. The message names it."""
+
+
+class NotYet(Exception):
+    """What was asked for is to be fetched first."""
+
+
+@dataclass(frozen=True)
+class CommitFacts:
+    """A commit. Dates as ISO 8601 in the zone of whoever made it: the first ten characters are that person's day."""
+
+    hash: str
+    author_date: str
+    committer_date: str
+    subject: str
+    body: str
+    parents: tuple[str, ...]
+
+    @property
+    def pr(self) -> int | None:
+        """The number of the pull request that the title ends with."""
+        return pull_request(self.subject)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function or class. name: with its classes, "EAGLEWorker.draft". bases: of a class, as written."""
+
+    name: str
+    first: int
+    last: int
+    bases: tuple[str, ...]
+    text: str
+    node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class FileDiff:
+    """What a commit did to a file. status: A, D, M or R. paths: from the repository's root.
+
+    added: number after, and text, of each line. removed: number before, and text.
+    """
+
+    status: str
+    path: str
+    old_path: str
+    added: tuple[tuple[int, str], ...]
+    removed: tuple[tuple[int, str], ...]
+
+    @property
+    def plus(self) -> list[str]:
+        """The texts of the lines added."""
+        return [text for _, text in self.added]
+
+    @property
+    def minus(self) -> list[str]:
+        """The texts of the lines removed."""
+        return [text for _, text in self.removed]
+
+
+# --- what checks ask
+
+
+def commit(clone: Clone, revision: str) -> CommitFacts:
+    """The commit."""
+    shelf = shelf_of(clone)
+    hash_ = shelf.resolved(revision)
+    shelf.trail(f"git show -s --format=fuller {revision}")
+    return _commit_facts(hash_, shelf.content(hash_, None, revision))
+
+
+def text(clone: Clone, revision: str, path: str) -> str:
+    """A file's text."""
+    shelf = shelf_of(clone)
+    hash_ = shelf.resolved(revision)
+    rooted = full_path(path)
+    shelf.trail(f"git show {shlex.quote(f'{revision}:{rooted}')}")
+    return shelf.content(hash_, rooted, revision).decode(errors="replace")
+
+
+def lines(clone: Clone, revision: str, path: str) -> list[str]:
+    """A file's lines; the first has index 0."""
+    said = text(clone, revision, path)
+    return said.removesuffix("\n").split("\n") if said else []
+
+
+def where(clone: Clone, revision: str, path: str, pattern: str, first: int = 1, last: int | None = None) -> list[int]:
+    """The numbers (from 1) of the lines, from `first` to `last`, in which the regular expression is found."""
+    numbered = enumerate(lines(clone, revision, path), start=1)
+    return [n for n, line in numbered if first <= n <= (last or n) and re.search(pattern, line)]
+
+
+def exists(clone: Clone, revision: str, path: str) -> bool:
+    """Has the revision this file or folder? Its contents need not be in the clone."""
+    shelf = shelf_of(clone)
+    hash_ = shelf.resolved(revision)
+    rooted = full_path(path)
+    shelf.trail(f"git ls-tree {revision} -- {shlex.quote(rooted)}")
+    folder, name = posixpath.split(rooted)
+    try:
+        return name in shelf.folder(hash_, folder, revision)
+    except NotThereError:
+        return False
+
+
+def files(clone: Clone, revision: str, folder: str = "") -> list[str]:
+    """The files in a folder and the folders in it, sorted, named from there. Their contents need not be in the clone."""
+    shelf = shelf_of(clone)
+    hash_ = shelf.resolved(revision)
+    rooted = full_path(folder)
+    shelf.trail(f"git ls-tree -r --name-only {revision} -- {shlex.quote(rooted + '/')}")
+    return sorted(_files(shelf, hash_, rooted, revision))
+
+
+def definitions(clone: Clone, revision: str, path: str) -> dict[str, Definition]:
+    """The functions and classes of a Python file, by name with their classes, in the file's order."""
+    said = text(clone, revision, path)
+    return _definitions(said)
+
+
+def definition(clone: Clone, revision: str, path: str, name: str) -> Definition:
+    """One of them."""
+    found = definitions(clone, revision, path)
+    if name not in found:
+        raise NotThereError(f"{path} at {revision} defines no {name}")
+    return found[name]
+
+
+def changes(clone: Clone, revision: str) -> tuple[FileDiff, ...]:
+    """What a commit changed, file by file; a file that is half alike is the same one renamed."""
+    shelf = shelf_of(clone)
+    hash_ = shelf.resolved(revision)
+    shelf.trail(f"git show -M --stat {revision}")
+    return shelf.diff(hash_, revision)
+
+
+def change(clone: Clone, revision: str, path: str) -> FileDiff:
+    """What it changed in one file, named as it is afterwards."""
+    shelf = shelf_of(clone)
+    hash_ = shelf.resolved(revision)
+    rooted = full_path(path)
+    shelf.trail(f"git show {revision} -- {shlex.quote(rooted)}")
+    for one in shelf.diff(hash_, revision):
+        if one.path == rooted:
+            return one
+    raise NotThereError(f"{revision} does not touch {path}")
+
+
+def on_main(clone: Clone, revision: str) -> bool:
+    """Is the commit in the clone, and on its main line?"""
+    shelf = shelf_of(clone)
+    shelf.trail(f"git merge-base --is-ancestor {revision} {clone.main.name}; echo $?")
+    hash_ = shelf.known(revision)
+    return hash_ is not None and hash_ in shelf.main_line()
+
+
+def grep(clone: Clone, revision: str, pattern: str, folder: str = "/") -> list[tuple[str, int, str]]:
+    """Path (from the root), number and text of each line in which git finds the extended regular expression.
+
+    One git process each.
+    """
+    shelf = shelf_of(clone)
+    hash_ = shelf.resolved(revision)
+    rooted = full_path(folder)
+    below = ["--", rooted] if rooted else []
+    shelf.trail(f"git grep -nE {shlex.quote(pattern)} {shlex.join([revision, *below])}")
+    said = shelf.answer("grep", "-nzIE", "-e", pattern, hash_, *below)
+    found = []
+    for line in said.splitlines():
+        name, number, content = line.split("\0", 2)
+        found.append((name.partition(":")[2], int(number), content))
+    return found
+
+
+def touching(clone: Clone, needle: str, path: str = "", until: str | None = None) -> list[str]:
+    """The commits that changed how often `needle` stands below a path, the oldest first: git's -S.
+
+    Up to a revision; None: the catalogue's last. One git process each, and a slow one.
+    """
+    shelf = shelf_of(clone)
+    until = until or catalogue.reach().commit[:10]
+    hash_ = shelf.resolved(until)
+    rooted = full_path(path)
+    below = ["--", rooted] if rooted else []
+    shelf.trail(f"git log --oneline --reverse {shlex.join([f'-S{needle}', until, *below])}")
+    return shelf.answer("log", "--reverse", "--format=%H", f"-S{needle}", *PLAIN_DIFF, hash_, *below).split()
+
+
+def full_path(path: str) -> str:
+    """From the repository's root; see the module on slashes."""
+    return path.strip("/") if path.startswith("/") else f"{DIRECTORY}/{path}".rstrip("/")
+
+
+# --- what has been read
+
+
+class Shelf:
+    """All that was read off one clone."""
+
+    def __init__(self, clone: Clone) -> None:
+        self._clone = clone
+        self._commits: dict[str, str | None] = {}
+        self._contents: dict[_Place, bytes | HistoryError] = {}
+        self._diffs: dict[str, tuple[FileDiff, ...] | HistoryError] = {}
+        self._answers: dict[tuple[str, ...], str | HistoryError] = {}
+        self._wanted_commits: list[str] = []
+        self._wanted_contents: dict[_Place, str] = {}
+        self._wanted_diffs: dict[str, str] = {}
+        self._gathers = False
+        self._trail: dict[str, None] = {}
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """In the block, what is not here yet is noted, and NotYet raised. Afterwards all of it is fetched."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+        self._fetch()
+
+    @contextmanager
+    def trailing(self) -> Iterator[dict[str, None]]:
+        """Gives what holds, once the block is left, the commands that show what was read in it, each once."""
+        self._trail = {}
+        yield self._trail
+
+    def trail(self, command: str) -> None:
+        """Notes a command that shows a reader what is being read."""
+        self._trail[command] = None
+
+    def known(self, revision: str) -> str | None:
+        """The hash of the commit; None if the clone has none."""
+        if revision not in self._commits:
+            self._wanted_commits.append(revision)
+            self._fetch_or_wait()
+        return self._commits[revision]
+
+    def resolved(self, revision: str) -> str:
+        """The hash of the commit. Raises LacksError if the clone has none."""
+        hash_ = self.known(revision)
+        if hash_ is None:
+            raise LacksError(f"this clone lacks the commit {revision}{self._clone.remedy()}")
+        return hash_
+
+    def content(self, hash_: str, path: str | None, revision: str) -> bytes:
+        """The object at `path` of a commit ("": the root folder), or, without a path, the commit itself."""
+        if (hash_, path) not in self._contents:
+            self._wanted_contents[hash_, path] = revision
+            self._fetch_or_wait()
+        return _or_raise(self._contents[hash_, path])
+
+    def folder(self, hash_: str, path: str, revision: str) -> dict[str, bool]:
+        """The names in a folder, and whether each is a folder."""
+        return _entries(self.content(hash_, path, revision), len(hash_) // 2)
+
+    def diff(self, hash_: str, revision: str) -> tuple[FileDiff, ...]:
+        """What the commit changed."""
+        if hash_ not in self._diffs:
+            self._wanted_diffs[hash_] = revision
+            self._fetch_or_wait()
+        return _or_raise(self._diffs[hash_])
+
+    def main_line(self) -> frozenset[str]:
+        """The hashes of all commits of the main line."""
+        return frozenset(self.answer("rev-list", self._clone.main.commit).split())
+
+    def answer(self, *arguments: str) -> str:
+        """What git prints, asked once."""
+        if arguments not in self._answers:
+            try:
+                said = self._clone.git(*arguments, allowed=(0, 1) if arguments[0] == "grep" else (0,))
+                self._answers[arguments] = said.decode(errors="replace")
+            except HistoryError as error:
+                self._answers[arguments] = error
+        return _or_raise(self._answers[arguments])
+
+    # --- fetching: one git process for all commits, one for all contents, one for all diffs
+
+    def _fetch_or_wait(self) -> None:
+        if self._gathers:
+            raise NotYet
+        self._fetch()
+
+    def _fetch(self) -> None:
+        revisions, self._wanted_commits = list(dict.fromkeys(self._wanted_commits)), []
+        contents, self._wanted_contents = self._wanted_contents, {}
+        diffs, self._wanted_diffs = self._wanted_diffs, {}
+        self._commits |= zip(revisions, self._clone.resolve(*map(_git_name, revisions)), strict=True)
+        self._fetch_contents(contents)
+        self._fetch_diffs(diffs)
+
+    def _fetch_contents(self, wanted: dict[_Place, str]) -> None:
+        """What is missing is either not in the history or not in the clone: the folder that it would be in tells."""
+        places = [place for place in wanted if place not in self._contents]
+        if not places:
+            return
+        names = (hash_ if path is None else f"{hash_}:{path}" for hash_, path in places)
+        missing: list[tuple[str, str]] = []
+        for (hash_, path), content in zip(places, self._clone.objects(*names), strict=True):
+            if content is not None:
+                self._contents[hash_, path] = content
+            elif path:
+                missing.append((hash_, path))
+            else:
+                self._contents[hash_, path] = self._lacks(f"what {wanted[hash_, path]} holds")
+        self._fetch_contents({(hash_, posixpath.dirname(path)): wanted[hash_, path] for hash_, path in missing})
+        for hash_, path in missing:
+            self._contents[hash_, path] = self._why_missing(hash_, path, wanted[hash_, path])
+
+    def _why_missing(self, hash_: str, path: str, revision: str) -> HistoryError:
+        folder, name = posixpath.split(path)
+        try:
+            if name in self.folder(hash_, folder, revision):
+                return self._lacks(f"the contents of {path} at {revision}")
+        except NotThereError:
+            pass
+        except LacksError as error:
+            return error
+        return NotThereError(f"{revision} has no {path}")
+
+    def _fetch_diffs(self, wanted: dict[str, str]) -> None:
+        for hash_ in self._clone.boundary & wanted.keys():
+            self._diffs[hash_] = self._lacks(f"the commit before {wanted[hash_]}")
+        hashes = [hash_ for hash_ in wanted if hash_ not in self._diffs]
+        try:
+            self._diffs |= self._read_diffs(hashes)
+        except HistoryError:  # one of them, or all
+            for hash_ in hashes:
+                try:
+                    self._diffs |= self._read_diffs([hash_])
+                except HistoryError:
+                    self._diffs[hash_] = self._lacks(f"the contents of what {wanted[hash_]} changed")
+
+    def _read_diffs(self, hashes: Sequence[str]) -> dict[str, tuple[FileDiff, ...]]:
+        if not hashes:
+            return {}
+        options = ("--stdin", "--root", "-r", "-M", "-p", "-U0", "--full-index", *PLAIN_DIFF)
+        said = self._clone.git("diff-tree", *options, stdin="".join(f"{hash_}\n" for hash_ in hashes).encode())
+        return {hash_: () for hash_ in hashes} | _parsed(said.decode(errors="replace"))
+
+    def _lacks(self, what: str) -> LacksError:
+        return LacksError(f"this clone lacks {what}{self._clone.remedy()}")
+
+
+@lru_cache(maxsize=1)
+def shelf_of(clone: Clone) -> Shelf:
+    """What was read off a clone so far."""
+    return Shelf(clone)
+
+
+_Place = tuple[str, str | None]  # the hash of a commit, and a path in it; None: the commit itself
+_Read = TypeVar("_Read")
+
+
+def _or_raise(found: _Read | HistoryError) -> _Read:
+    if isinstance(found, HistoryError):
+        raise found
+    return found
+
+
+def _git_name(revision: str) -> str:
+    """A name that no branch or tag can be meant by, unless the catalogue does not know the commit; see the module."""
+    named = re.fullmatch(r"(v?[\w.]+)((?:[\^~]\d*)*)", revision)
+    if named is None:
+        raise ValueError(f"{revision!r} is no name of a revision here")
+    base, steps = named.groups()
+    hash_ = _releases().get(base.removeprefix("v")) or _catalogued(base)
+    if hash_ is None and not re.fullmatch("[0-9a-f]{7,64}", base):
+        raise ValueError(f"{revision!r} is neither a release nor a hash")
+    return (hash_ or f"commit-g{base}") + steps  # as `git describe` has it: the hash alone counts
+
+
+@cache
+def _releases() -> dict[str, str]:
+    return {release.version: release.commit for release in catalogue.releases()}
+
+
+def _catalogued(start: str) -> str | None:
+    found = {known.hash for known in (*catalogue.commits(), *catalogue.story()) if known.hash.startswith(start)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _commit_facts(hash_: str, content: bytes) -> CommitFacts:
+    head, _, message = content.decode(errors="replace").partition("\n\n")
+    fields = [line.partition(" ")[::2] for line in head.split("\n")]
+    values = dict(fields)
+    subject, _, body = message.lstrip("\n").partition("\n\n")
+    return CommitFacts(
+        hash_,
+        _date(values["author"]),
+        _date(values["committer"]),
+        " ".join(subject.split("\n")).strip(),
+        body.strip("\n"),
+        tuple(value for name, value in fields if name == "parent"),
+    )
+
+
+def _date(signature: str) -> str:
+    _, seconds, zone = signature.rsplit(" ", 2)
+    minutes = int(zone[:-2]) * 60 + int(zone[0] + zone[-2:])
+    return datetime.fromtimestamp(int(seconds), timezone(timedelta(minutes=minutes))).isoformat()
+
+
+def _entries(tree: bytes, hash_bytes: int) -> dict[str, bool]:
+    """The names in a tree object, and whether each is a folder."""
+    found = {}
+    at = 0
+    while at < len(tree):
+        end = tree.index(b"\0", at)
+        mode, _, name = tree[at:end].partition(b" ")
+        found[name.decode(errors="surrogateescape")] = mode == b"40000"
+        at = end + 1 + hash_bytes
+    return found
+
+
+def _files(shelf: Shelf, hash_: str, folder: str, revision: str) -> Iterator[str]:
+    for name, is_folder in shelf.folder(hash_, folder, revision).items():
+        if is_folder:
+            for below in _files(shelf, hash_, posixpath.join(folder, name), revision):
+                yield f"{name}/{below}"
+        else:
+            yield name
+
+
+@lru_cache(maxsize=256)
+def _definitions(said: str) -> dict[str, Definition]:
+    found: dict[str, Definition] = {}
+    all_lines = said.split("\n")
+
+    def walk(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                name = prefix + child.name
+                last = child.end_lineno or child.lineno
+                bases = tuple(map(ast.unparse, child.bases)) if isinstance(child, ast.ClassDef) else ()
+                body = "\n".join(all_lines[child.lineno - 1 : last])
+                found[name] = Definition(name, child.lineno, last, bases, body, child)
+                walk(child, f"{name}.")
+            else:
+                walk(child, prefix)
+
+    walk(ast.parse(said), "")
+    return found
+
+
+def _parsed(said: str) -> dict[str, tuple[FileDiff, ...]]:
+    """`git diff-tree --stdin -p -U0`: the hash of each commit on a line of its own, and its diff behind it."""
+    found: dict[str, list[FileDiff]] = {}
+    hash_, status, old_path, path = "", "M", "", ""
+    added: list[tuple[int, str]] = []
+    removed: list[tuple[int, str]] = []
+    to_add = to_remove = at_new = at_old = 0
+    in_file = False
+
+    def close() -> None:
+        if in_file:
+            found[hash_].append(FileDiff(status, path, old_path, tuple(added), tuple(removed)))
+
+    for line in said.split("\n"):
+        if to_remove and line.startswith("-"):
+            removed.append((at_old, line[1:]))
+            at_old, to_remove = at_old + 1, to_remove - 1
+        elif to_add and line.startswith("+"):
+            added.append((at_new, line[1:]))
+            at_new, to_add = at_new + 1, to_add - 1
+        elif hunk := re.match(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", line):
+            at_old, at_new = int(hunk[1]), int(hunk[3])
+            to_remove, to_add = int(hunk[2] or 1), int(hunk[4] or 1)
+        elif header := re.fullmatch(r"diff --git a/(.*) b/(.*)", line):
+            close()
+            in_file, status, added, removed = True, "M", [], []
+            # Names are alike unless it was renamed, and then stand below by themselves.
+            half = len(line.removeprefix("diff --git ")) // 2
+            old_path = path = header[0][len("diff --git a/") :][: half - 2]
+        elif line.startswith("new file mode "):
+            status = "A"
+        elif line.startswith("deleted file mode "):
+            status = "D"
+        elif line.startswith("rename from "):
+            status, old_path = "R", line.removeprefix("rename from ")
+        elif line.startswith("rename to "):
+            path = line.removeprefix("rename to ")
+        elif re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", line):
+            close()
+            in_file, hash_ = False, line
+            found[hash_] = []
+    close()
+    return {name: tuple(files_) for name, files_ in found.items()}

@@ -1,0 +1,1 @@
+"""Checks of notes on three pull requests, and of what was read in the code."""
