@@ -135,7 +135,7 @@ def exists(clone: Clone, revision: str, path: str) -> bool:
 
 
 def files(clone: Clone, revision: str, folder: str = "") -> list[str]:
-    """The files in a folder and the folders in it, sorted, named from there. Their contents need not be in the clone."""
+    """The files in a folder and those below it, sorted, named from there. Their contents need not be in the clone."""
     shelf = shelf_of(clone)
     hash_ = shelf.resolved(revision)
     rooted = full_path(folder)
@@ -237,6 +237,7 @@ class Shelf:
         self._wanted_commits: list[str] = []
         self._wanted_contents: dict[_Place, str] = {}
         self._wanted_diffs: dict[str, str] = {}
+        self._main_line: frozenset[str] | None = None
         self._gathers = False
         self._trail: dict[str, None] = {}
 
@@ -294,7 +295,9 @@ class Shelf:
 
     def main_line(self) -> frozenset[str]:
         """The hashes of all commits of the main line."""
-        return frozenset(self.answer("rev-list", self._clone.main.commit).split())
+        if self._main_line is None:
+            self._main_line = frozenset(self.answer("rev-list", self._clone.main.commit).split())
+        return self._main_line
 
     def answer(self, *arguments: str) -> str:
         """What git prints, asked once."""
@@ -368,7 +371,7 @@ class Shelf:
             return {}
         options = ("--stdin", "--root", "-r", "-M", "-p", "-U0", "--full-index", *PLAIN_DIFF)
         said = self._clone.git("diff-tree", *options, stdin="".join(f"{hash_}\n" for hash_ in hashes).encode())
-        return {hash_: () for hash_ in hashes} | _parsed(said.decode(errors="replace"))
+        return dict.fromkeys(hashes, ()) | _parsed(said.decode(errors="replace"))
 
     def _lacks(self, what: str) -> LacksError:
         return LacksError(f"this clone lacks {what}{self._clone.remedy()}")
@@ -408,8 +411,9 @@ def _releases() -> dict[str, str]:
 
 
 def _catalogued(start: str) -> str | None:
-    found = {known.hash for known in (*catalogue.commits(), *catalogue.story()) if known.hash.startswith(start)}
-    return found.pop() if len(found) == 1 else None
+    hashes = {known.hash for known in catalogue.commits()} | {known.hash for known in catalogue.story()}
+    found = [hash_ for hash_ in hashes if hash_.startswith(start)]
+    return found[0] if len(found) == 1 else None
 
 
 def _commit_facts(hash_: str, content: bytes) -> CommitFacts:
@@ -468,7 +472,7 @@ def _definitions(said: str) -> dict[str, Definition]:
                 body = "\n".join(all_lines[child.lineno - 1 : last])
                 found[name] = Definition(name, child.lineno, last, bases, body, child)
                 walk(child, f"{name}.")
-            else:
+            elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
                 walk(child, prefix)
 
     walk(ast.parse(said), "")

@@ -1,0 +1,40 @@
+"""Small repositories that stand for SGLang's: their commits answer to the hashes and releases that checks ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from small_history import Step, make_history
+
+from refspec.history import catalogue
+from refspec.history.clone import Clone
+
+
+class Image(Clone):
+    """A clone in which names of SGLang's commits, and what is a step before them, mean commits of its own.
+
+    stands_for: a hash of SGLang's, or as much of it as checks name, or a release ("v0.4.6") -> a hash of its own.
+    """
+
+    def __init__(self, folder: Path, stands_for: Mapping[str, str]) -> None:
+        super().__init__(folder)
+        releases = {f"v{release.version}": release.commit for release in catalogue.releases()}
+        self._own = {releases.get(name, name): own for name, own in stands_for.items()}
+
+    def resolve(self, *names: str) -> list[str | None]:
+        return super().resolve(*map(self._translated, names))
+
+    def _translated(self, name: str) -> str:
+        base, steps = re.fullmatch(r"(?:commit-g)?(.*?)((?:[\^~]\d*)*)", name).groups()
+        for theirs, own in self._own.items():
+            if base.startswith(theirs) or theirs.startswith(base):
+                return own + steps
+        return name
+
+
+def make_image(folder: Path, history: Mapping[str, Step], **kind: object) -> Image:
+    """A repository with a commit for each step, the oldest first, that answers to the name before it."""
+    hashes = make_history(folder, list(history.values()), **kind)
+    return Image(folder, dict(zip(history, hashes, strict=True)))
