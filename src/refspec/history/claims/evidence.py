@@ -7,6 +7,7 @@ with a slash in front it is below the repository's root: "eagle_worker.py", "/py
 Every function raises LacksError if the clone lacks what it would need, and NotThereError for what the history does not
 hold: a file that a revision has not, a definition that a file has not. Under `Shelf.gathering` it raises NotYet for
 what has not been read so far, so that a caller can run many checks up to there and then fetch for all of them at once.
+Each notes the command that shows a reader the same (`Shelf.trail`), before it looks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TypeVar
 
 from refspec.history import catalogue
@@ -95,18 +96,18 @@ class FileDiff:
 def commit(clone: Clone, revision: str) -> CommitFacts:
     """The commit."""
     shelf = shelf_of(clone)
-    hash_ = shelf.resolved(revision)
     shelf.trail(f"git show -s --format=fuller {revision}")
-    return _commit_facts(hash_, shelf.content(hash_, None, revision))
+    hash_ = shelf.resolved(revision)
+    return _commit_facts(hash_, shelf.content(hash_, revision))
 
 
 def text(clone: Clone, revision: str, path: str) -> str:
     """A file's text."""
     shelf = shelf_of(clone)
-    hash_ = shelf.resolved(revision)
     rooted = full_path(path)
     shelf.trail(f"git show {shlex.quote(f'{revision}:{rooted}')}")
-    return shelf.content(hash_, rooted, revision).decode(errors="replace")
+    hash_ = shelf.resolved(revision)
+    return shelf.file(hash_, rooted, revision).decode(errors="replace")
 
 
 def lines(clone: Clone, revision: str, path: str) -> list[str]:
@@ -124,9 +125,9 @@ def where(clone: Clone, revision: str, path: str, pattern: str, first: int = 1, 
 def exists(clone: Clone, revision: str, path: str) -> bool:
     """Has the revision this file or folder? Its contents need not be in the clone."""
     shelf = shelf_of(clone)
-    hash_ = shelf.resolved(revision)
     rooted = full_path(path)
     shelf.trail(f"git ls-tree {revision} -- {shlex.quote(rooted)}")
+    hash_ = shelf.resolved(revision)
     folder, name = posixpath.split(rooted)
     try:
         return name in shelf.folder(hash_, folder, revision)
@@ -137,16 +138,18 @@ def exists(clone: Clone, revision: str, path: str) -> bool:
 def files(clone: Clone, revision: str, folder: str = "") -> list[str]:
     """The files in a folder and those below it, sorted, named from there. Their contents need not be in the clone."""
     shelf = shelf_of(clone)
-    hash_ = shelf.resolved(revision)
     rooted = full_path(folder)
-    shelf.trail(f"git ls-tree -r --name-only {revision} -- {shlex.quote(rooted + '/')}")
+    shelf.trail(f"git ls-tree -r --name-only {revision} -- {shlex.quote(rooted)}".removesuffix(" -- ''"))
+    hash_ = shelf.resolved(revision)
     return sorted(_files(shelf, hash_, rooted, revision))
 
 
 def definitions(clone: Clone, revision: str, path: str) -> dict[str, Definition]:
     """The functions and classes of a Python file, by name with their classes, in the file's order."""
-    said = text(clone, revision, path)
-    return _definitions(said)
+    try:
+        return _definitions(text(clone, revision, path))
+    except SyntaxError as error:
+        raise HistoryError(f"this Python cannot read {path} at {revision}: {error}") from None
 
 
 def definition(clone: Clone, revision: str, path: str, name: str) -> Definition:
@@ -160,17 +163,27 @@ def definition(clone: Clone, revision: str, path: str, name: str) -> Definition:
 def changes(clone: Clone, revision: str) -> tuple[FileDiff, ...]:
     """What a commit changed, file by file; a file that is half alike is the same one renamed."""
     shelf = shelf_of(clone)
-    hash_ = shelf.resolved(revision)
     shelf.trail(f"git show -M --stat {revision}")
+    hash_ = shelf.resolved(revision)
     return shelf.diff(hash_, revision)
+
+
+def touched(clone: Clone, revision: str) -> list[str]:
+    """The paths, from the repository's root, of the files that a commit changed; of a renamed one, both.
+
+    Their contents need not be in the clone. One git process each.
+    """
+    shelf = shelf_of(clone)
+    shelf.trail(f"git show --no-renames --name-status {revision}")
+    return shelf.touched(shelf.resolved(revision), revision)
 
 
 def change(clone: Clone, revision: str, path: str) -> FileDiff:
     """What it changed in one file, named as it is afterwards."""
     shelf = shelf_of(clone)
-    hash_ = shelf.resolved(revision)
     rooted = full_path(path)
     shelf.trail(f"git show {revision} -- {shlex.quote(rooted)}")
+    hash_ = shelf.resolved(revision)
     for one in shelf.diff(hash_, revision):
         if one.path == rooted:
             return one
@@ -178,11 +191,15 @@ def change(clone: Clone, revision: str, path: str) -> FileDiff:
 
 
 def on_main(clone: Clone, revision: str) -> bool:
-    """Is the commit in the clone, and on its main line?"""
+    """Is the commit on the main line, at least as far as the catalogue knows it?"""
     shelf = shelf_of(clone)
     shelf.trail(f"git merge-base --is-ancestor {revision} {clone.main.name}; echo $?")
     hash_ = shelf.known(revision)
-    return hash_ is not None and hash_ in shelf.main_line()
+    if hash_ in shelf.main_line():
+        return True
+    if clone.is_shallow or shelf.resolved(catalogue.reach().commit) not in shelf.main_line():
+        raise LacksError(f"this clone's {clone.main.name} ends too early, or begins too late, to hold {revision}")
+    return False
 
 
 def grep(clone: Clone, revision: str, pattern: str, folder: str = "/") -> list[tuple[str, int, str]]:
@@ -191,13 +208,14 @@ def grep(clone: Clone, revision: str, pattern: str, folder: str = "/") -> list[t
     One git process each.
     """
     shelf = shelf_of(clone)
-    hash_ = shelf.resolved(revision)
     rooted = full_path(folder)
     below = ["--", rooted] if rooted else []
     shelf.trail(f"git grep -nE {shlex.quote(pattern)} {shlex.join([revision, *below])}")
+    hash_ = shelf.resolved(revision)
+    shelf.demand_contents(hash_, rooted, revision)
     said = shelf.answer("grep", "-nzIE", "-e", pattern, hash_, *below)
     found = []
-    for line in said.splitlines():
+    for line in said.split("\n")[:-1]:
         name, number, content = line.split("\0", 2)
         found.append((name.partition(":")[2], int(number), content))
     return found
@@ -210,10 +228,10 @@ def touching(clone: Clone, needle: str, path: str = "", until: str | None = None
     """
     shelf = shelf_of(clone)
     until = until or catalogue.reach().commit[:10]
-    hash_ = shelf.resolved(until)
     rooted = full_path(path)
     below = ["--", rooted] if rooted else []
     shelf.trail(f"git log --oneline --reverse {shlex.join([f'-S{needle}', until, *below])}")
+    hash_ = shelf.resolved(until)
     return shelf.answer("log", "--reverse", "--format=%H", f"-S{needle}", *PLAIN_DIFF, hash_, *below).split()
 
 
@@ -231,11 +249,11 @@ class Shelf:
     def __init__(self, clone: Clone) -> None:
         self._clone = clone
         self._commits: dict[str, str | None] = {}
-        self._contents: dict[_Place, bytes | HistoryError] = {}
+        self._contents: dict[str, bytes | HistoryError] = {}
         self._diffs: dict[str, tuple[FileDiff, ...] | HistoryError] = {}
         self._answers: dict[tuple[str, ...], str | HistoryError] = {}
         self._wanted_commits: list[str] = []
-        self._wanted_contents: dict[_Place, str] = {}
+        self._wanted_contents: dict[str, str] = {}
         self._wanted_diffs: dict[str, str] = {}
         self._main_line: frozenset[str] | None = None
         self._gathers = False
@@ -275,16 +293,40 @@ class Shelf:
             raise LacksError(f"this clone lacks the commit {revision}{self._clone.remedy()}")
         return hash_
 
-    def content(self, hash_: str, path: str | None, revision: str) -> bytes:
-        """The object at `path` of a commit ("": the root folder), or, without a path, the commit itself."""
-        if (hash_, path) not in self._contents:
-            self._wanted_contents[hash_, path] = revision
+    def content(self, hash_: str, what: str) -> bytes:
+        """An object. what: as people call it."""
+        if hash_ not in self._contents:
+            self._wanted_contents[hash_] = what
             self._fetch_or_wait()
-        return _or_raise(self._contents[hash_, path])
+        return _or_raise(self._contents[hash_])
 
-    def folder(self, hash_: str, path: str, revision: str) -> dict[str, bool]:
-        """The names in a folder, and whether each is a folder."""
-        return _entries(self.content(hash_, path, revision), len(hash_) // 2)
+    def file(self, commit_: str, path: str, revision: str) -> bytes:
+        """What is in a file of a commit."""
+        return self.content(self._hash_at(commit_, path, revision), f"the contents of {path} at {revision}")
+
+    def folder(self, commit_: str, path: str, revision: str) -> dict[str, tuple[bool, str]]:
+        """The names in a folder of a commit, whether each is a folder, and its hash."""
+        tree = self.content(self._hash_at(commit_, path, revision), f"the list of files of {path or revision}")
+        return _entries(tree, len(commit_) // 2)
+
+    def _hash_at(self, commit_: str, path: str, revision: str) -> str:
+        # Step by step: git, asked for a path, may not tell what the history lacks from what the clone lacks.
+        if not path:
+            return self.content(commit_, revision).split(b"\n", 1)[0].removeprefix(b"tree ").decode()
+        above, name = posixpath.split(path)
+        entries = self.folder(commit_, above, revision)
+        if name not in entries:
+            raise NotThereError(f"{revision} has no {path}")
+        return entries[name][1]
+
+    def demand_contents(self, commit_: str, path: str, revision: str) -> None:
+        """Raises LacksError unless the clone has the contents of all files below a path."""
+        if self._present is None:
+            return
+        listed = self.answer("ls-tree", "-r", "-z", "--full-tree", commit_, *(["--", path] if path else []))
+        entries = (line.partition("\t")[0].split(" ") for line in listed.split("\0") if line)
+        if not {hash_ for _, kind, hash_ in entries if kind == "blob"} <= self._present:
+            raise self._lacks(f"the contents of files below {path or 'the top'} at {revision}")
 
     def diff(self, hash_: str, revision: str) -> tuple[FileDiff, ...]:
         """What the commit changed."""
@@ -292,6 +334,13 @@ class Shelf:
             self._wanted_diffs[hash_] = revision
             self._fetch_or_wait()
         return _or_raise(self._diffs[hash_])
+
+    def touched(self, hash_: str, revision: str) -> list[str]:
+        """The paths that the commit changed."""
+        if hash_ in self._clone.boundary:
+            raise self._lacks(f"the commit before {revision}")
+        options = ("--root", "-r", "-z", "--no-renames", "--name-only", "--no-commit-id")
+        return self.answer("diff-tree", *options, hash_).split("\0")[:-1]
 
     def main_line(self) -> frozenset[str]:
         """The hashes of all commits of the main line."""
@@ -324,57 +373,64 @@ class Shelf:
         self._fetch_contents(contents)
         self._fetch_diffs(diffs)
 
-    def _fetch_contents(self, wanted: dict[_Place, str]) -> None:
-        """What is missing is either not in the history or not in the clone: the folder that it would be in tells."""
-        places = [place for place in wanted if place not in self._contents]
-        if not places:
-            return
-        names = (hash_ if path is None else f"{hash_}:{path}" for hash_, path in places)
-        missing: list[tuple[str, str]] = []
-        for (hash_, path), content in zip(places, self._clone.objects(*names), strict=True):
-            if content is not None:
-                self._contents[hash_, path] = content
-            elif path:
-                missing.append((hash_, path))
-            else:
-                self._contents[hash_, path] = self._lacks(f"what {wanted[hash_, path]} holds")
-        self._fetch_contents({(hash_, posixpath.dirname(path)): wanted[hash_, path] for hash_, path in missing})
-        for hash_, path in missing:
-            self._contents[hash_, path] = self._why_missing(hash_, path, wanted[hash_, path])
+    def _fetch_contents(self, wanted: dict[str, str]) -> None:
+        hashes = [hash_ for hash_ in wanted if self._present is None or hash_ in self._present]
+        found = dict(zip(hashes, self._clone.objects(*hashes), strict=True))
+        for hash_, what in wanted.items():
+            content = found.get(hash_)
+            self._contents[hash_] = self._lacks(what) if content is None else content
 
-    def _why_missing(self, hash_: str, path: str, revision: str) -> HistoryError:
-        folder, name = posixpath.split(path)
-        try:
-            if name in self.folder(hash_, folder, revision):
-                return self._lacks(f"the contents of {path} at {revision}")
-        except NotThereError:
-            pass
-        except LacksError as error:
-            return error
-        return NotThereError(f"{revision} has no {path}")
+    @cached_property
+    def _present(self) -> frozenset[str] | None:
+        """The objects of a partial clone; None of any other. To ask such a clone for what it lacks may end git."""
+        if self._clone.filter is None:
+            return None
+        said = self._clone.git("cat-file", "--batch-all-objects", "--unordered", "--batch-check=%(objectname)")
+        return frozenset(said.decode().split())
 
     def _fetch_diffs(self, wanted: dict[str, str]) -> None:
-        for hash_ in self._clone.boundary & wanted.keys():
-            self._diffs[hash_] = self._lacks(f"the commit before {wanted[hash_]}")
-        hashes = [hash_ for hash_ in wanted if hash_ not in self._diffs]
+        boundary = self._clone.boundary & wanted.keys()
+        lacking = boundary | self._undiffable([hash_ for hash_ in wanted if hash_ not in boundary])
+        for hash_ in lacking:
+            what = "the commit before" if hash_ in boundary else "the contents of files before or after"
+            self._diffs[hash_] = self._lacks(f"{what} {wanted[hash_]}")
+        self._diffs |= self._read_diffs([hash_ for hash_ in wanted if hash_ not in lacking])
+
+    def _undiffable(self, hashes: Sequence[str]) -> set[str]:
+        """The commits of a partial clone that has not all contents of what they changed."""
+        if self._present is None or not hashes:
+            return set()
         try:
-            self._diffs |= self._read_diffs(hashes)
-        except HistoryError:  # one of them, or all
-            for hash_ in hashes:
-                try:
-                    self._diffs |= self._read_diffs([hash_])
-                except HistoryError:
-                    self._diffs[hash_] = self._lacks(f"the contents of what {wanted[hash_]} changed")
+            said = self._diff_tree(hashes, "--raw", "--no-renames", "--no-abbrev")
+        except LacksError:  # not even the lists of files
+            return set(hashes)
+        found, commit_ = set(), ""
+        for line in said.split("\n"):
+            if line.startswith(":"):
+                objects = {hash_ for hash_ in line.split(" ")[2:4] if hash_.strip("0")}
+                if not objects <= self._present:
+                    found.add(commit_)
+            elif line:
+                commit_ = line
+        return found
 
     def _read_diffs(self, hashes: Sequence[str]) -> dict[str, tuple[FileDiff, ...]]:
         if not hashes:
             return {}
-        options = ("--stdin", "--root", "-r", "-M", "-p", "-U0", "--full-index", *PLAIN_DIFF)
-        said = self._clone.git("diff-tree", *options, stdin="".join(f"{hash_}\n" for hash_ in hashes).encode())
-        return dict.fromkeys(hashes, ()) | _parsed(said.decode(errors="replace"))
+        return dict.fromkeys(hashes, ()) | _parsed(self._diff_tree(hashes, "-M", "-p", "-U0", "--full-index"))
+
+    def _diff_tree(self, hashes: Sequence[str], *options: str) -> str:
+        given = "".join(f"{hash_}\n" for hash_ in hashes).encode()
+        said = self._clone.git("diff-tree", "--stdin", "--root", "-r", *options, *PLAIN_DIFF, stdin=given)
+        return said.decode(errors="replace")
 
     def _lacks(self, what: str) -> LacksError:
-        return LacksError(f"this clone lacks {what}{self._clone.remedy()}")
+        remedy = self._clone.remedy()
+        if self._clone.filter:
+            remedy = (
+                f" (it was made with --filter={self._clone.filter}: refspec history clone --full makes a whole one)"
+            )
+        return LacksError(f"this clone lacks {what}{remedy}")
 
 
 @lru_cache(maxsize=1)
@@ -383,7 +439,6 @@ def shelf_of(clone: Clone) -> Shelf:
     return Shelf(clone)
 
 
-_Place = tuple[str, str | None]  # the hash of a commit, and a path in it; None: the commit itself
 _Read = TypeVar("_Read")
 
 
@@ -394,7 +449,7 @@ def _or_raise(found: _Read | HistoryError) -> _Read:
 
 
 def _git_name(revision: str) -> str:
-    """A name that no branch or tag can be meant by, unless the catalogue does not know the commit; see the module."""
+    """What git calls the revision: a name that no branch or tag can be meant by. See the module."""
     named = re.fullmatch(r"(v?[\w.]+)((?:[\^~]\d*)*)", revision)
     if named is None:
         raise ValueError(f"{revision!r} is no name of a revision here")
@@ -402,7 +457,7 @@ def _git_name(revision: str) -> str:
     hash_ = _releases().get(base.removeprefix("v")) or _catalogued(base)
     if hash_ is None and not re.fullmatch("[0-9a-f]{7,64}", base):
         raise ValueError(f"{revision!r} is neither a release nor a hash")
-    return (hash_ or f"commit-g{base}") + steps  # as `git describe` has it: the hash alone counts
+    return f"commit-g{hash_ or base}{steps}"  # as `git describe` has it: the hash alone counts
 
 
 @cache
@@ -437,20 +492,20 @@ def _date(signature: str) -> str:
     return datetime.fromtimestamp(int(seconds), timezone(timedelta(minutes=minutes))).isoformat()
 
 
-def _entries(tree: bytes, hash_bytes: int) -> dict[str, bool]:
-    """The names in a tree object, and whether each is a folder."""
+def _entries(tree: bytes, hash_bytes: int) -> dict[str, tuple[bool, str]]:
+    """The names in a tree object, whether each is a folder, and its hash."""
     found = {}
     at = 0
     while at < len(tree):
         end = tree.index(b"\0", at)
         mode, _, name = tree[at:end].partition(b" ")
-        found[name.decode(errors="surrogateescape")] = mode == b"40000"
         at = end + 1 + hash_bytes
+        found[name.decode(errors="surrogateescape")] = (mode == b"40000", tree[end + 1 : at].hex())
     return found
 
 
 def _files(shelf: Shelf, hash_: str, folder: str, revision: str) -> Iterator[str]:
-    for name, is_folder in shelf.folder(hash_, folder, revision).items():
+    for name, (is_folder, _) in shelf.folder(hash_, folder, revision).items():
         if is_folder:
             for below in _files(shelf, hash_, posixpath.join(folder, name), revision):
                 yield f"{name}/{below}"

@@ -25,6 +25,7 @@ from refspec.history.claims.evidence import (
     grep,
     lines,
     on_main,
+    touched,
     where,
 )
 from refspec.history.clone import Clone
@@ -63,13 +64,13 @@ def _(clone: Clone) -> Sequence[Part]:
         "multi_layer_eagle_worker_v2",
         "standalone_worker_v2",
     ]
-    touched = changes(clone, CHAIN)
-    names = [one.path.rpartition("/")[2] for one in touched]
-    figures = f"+{sum(len(one.added) for one in touched)}/-{sum(len(one.removed) for one in touched)}"
+    all_of_it = changes(clone, CHAIN)
+    names = [one.path.rpartition("/")[2] for one in all_of_it]
+    figures = f"+{sum(len(one.added) for one in all_of_it)}/-{sum(len(one.removed) for one in all_of_it)}"
     return [
         Part(
             "it touches the five files that are listed",
-            sorted(one.path for one in touched) == [full_path(f"{name}.py") for name in named],
+            sorted(one.path for one in all_of_it) == [full_path(f"{name}.py") for name in named],
             f"{CHAIN} touches {len(names)} files, {figures}: {', '.join(names)}",
         ),
     ]
@@ -244,7 +245,7 @@ def _(clone: Clone) -> Sequence[Part]:
 def _(clone: Clone) -> Sequence[Part]:
     other = "313a518bee"
     facts = commit(clone, other)
-    both = sorted({one.path for one in changes(clone, other)} & {one.path for one in changes(clone, CHAIN)})
+    both = sorted({*touched(clone, other)} & {*touched(clone, CHAIN)})
     return [
         _is_pull_request(clone, other, 32850),
         Part(
@@ -513,10 +514,10 @@ def _(clone: Clone) -> Sequence[Part]:
 
 @check("F3")
 def _(clone: Clone) -> Sequence[Part]:
-    touched = changes(clone, FROZEN)
-    net = _net(touched)
-    outside = _net([one for one in touched if not one.path.startswith("test/")])
-    plus, minus = sum(len(one.added) for one in touched), sum(len(one.removed) for one in touched)
+    all_of_it = changes(clone, FROZEN)
+    net = _net(all_of_it)
+    outside = _net([one for one in all_of_it if not one.path.startswith("test/")])
+    plus, minus = sum(len(one.added) for one in all_of_it), sum(len(one.removed) for one in all_of_it)
     return [
         Part(
             "the code shrinks by about 800 lines",
@@ -839,8 +840,8 @@ def _figures(one: FileDiff) -> str:
     return f"+{len(one.added)}/-{len(one.removed)}"
 
 
-def _net(touched: Sequence[FileDiff]) -> int:
-    return sum(len(one.added) - len(one.removed) for one in touched)
+def _net(diffs: Sequence[FileDiff]) -> int:
+    return sum(len(one.added) - len(one.removed) for one in diffs)
 
 
 def _listed(words: Sequence[str]) -> str:
