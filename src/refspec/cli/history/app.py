@@ -25,6 +25,7 @@ COMMANDS = {
     "lines": ("refspec.cli.history.lines:lines",),
     "follow": ("refspec.cli.history.follow:follow",),
     "moved": ("refspec.cli.history.moved:moved",),
+    "claims": ("refspec.cli.history.claims:claims",),
 }
 
 

@@ -126,7 +126,7 @@ def exists(clone: Clone, revision: str, path: str) -> bool:
     """Has the revision this file or folder? Its contents need not be in the clone."""
     shelf = shelf_of(clone)
     rooted = full_path(path)
-    shelf.trail(f"git ls-tree {revision} -- {shlex.quote(rooted)}")
+    shelf.trail(f"git ls-tree --full-tree {revision} -- {shlex.quote(rooted)}")
     hash_ = shelf.resolved(revision)
     folder, name = posixpath.split(rooted)
     try:
@@ -139,7 +139,7 @@ def files(clone: Clone, revision: str, folder: str = "") -> list[str]:
     """The files in a folder and those below it, sorted, named from there. Their contents need not be in the clone."""
     shelf = shelf_of(clone)
     rooted = full_path(folder)
-    shelf.trail(f"git ls-tree -r --name-only {revision} -- {shlex.quote(rooted)}".removesuffix(" -- ''"))
+    shelf.trail(f"git ls-tree -r --full-tree --name-only {revision} -- {shlex.quote(rooted)}".removesuffix(" -- ''"))
     hash_ = shelf.resolved(revision)
     return sorted(_files(shelf, hash_, rooted, revision))
 
@@ -182,7 +182,7 @@ def change(clone: Clone, revision: str, path: str) -> FileDiff:
     """What it changed in one file, named as it is afterwards."""
     shelf = shelf_of(clone)
     rooted = full_path(path)
-    shelf.trail(f"git show {revision} -- {shlex.quote(rooted)}")
+    shelf.trail(f"git show {revision} -- {shlex.quote(f':/{rooted}')}")
     hash_ = shelf.resolved(revision)
     for one in shelf.diff(hash_, revision):
         if one.path == rooted:
@@ -210,7 +210,7 @@ def grep(clone: Clone, revision: str, pattern: str, folder: str = "/") -> list[t
     shelf = shelf_of(clone)
     rooted = full_path(folder)
     below = ["--", rooted] if rooted else []
-    shelf.trail(f"git grep -nE {shlex.quote(pattern)} {shlex.join([revision, *below])}")
+    shelf.trail(f"git grep -nE {shlex.quote(pattern)} {shlex.join([revision, '--', f':/{rooted}'])}")
     hash_ = shelf.resolved(revision)
     shelf.demand_contents(hash_, rooted, revision)
     said = shelf.answer("grep", "-nzIE", "-e", pattern, hash_, *below)
@@ -230,7 +230,7 @@ def touching(clone: Clone, needle: str, path: str = "", until: str | None = None
     until = until or catalogue.reach().commit[:10]
     rooted = full_path(path)
     below = ["--", rooted] if rooted else []
-    shelf.trail(f"git log --oneline --reverse {shlex.join([f'-S{needle}', until, *below])}")
+    shelf.trail(f"git log --oneline --reverse {shlex.join([f'-S{needle}', until, '--', f':/{rooted}'])}")
     hash_ = shelf.resolved(until)
     return shelf.answer("log", "--reverse", "--format=%H", f"-S{needle}", *PLAIN_DIFF, hash_, *below).split()
 

@@ -102,13 +102,11 @@ def _loses_method(clone: Clone, path: str, class_: str, core: bool) -> Part:
 def _(clone: Clone) -> Sequence[Part]:
     path = "base_spec_worker.py"
     rebuild = definition(clone, CHAIN, path, f"EagleDraftWorkerBase.{REBUILD}")
-    width, (low, high), line = _row_of_parents(rebuild)
-    rows = {
-        steps: list(
-            range(*(_value(bound, {"parent_width": _value(width, {"num_steps": steps})}) for bound in (low, high)))
-        )
-        for steps in range(1, 9)
-    }
+    width, bounds, line = _row_of_parents(rebuild)
+    rows = {}
+    for steps in range(1, 9):
+        columns = _value(width, {"num_steps": steps})
+        rows[steps] = list(range(*(_value(bound, {"parent_width": columns}) for bound in bounds)))
     wrong = [steps for steps, row in rows.items() if row != list(range(-1, steps - 1))]
     return [
         Part(
@@ -322,7 +320,7 @@ def _(clone: Clone) -> Sequence[Part]:
             f"{path}: {_when_defined(clone, path, name, TREE_AGAIN)}; its text is "
             + ("another" if changed else "the same")
             + f" @ {TREE_AGAIN}^",
-            command=f"git diff {TREE_AGAIN}^ {TREE_AGAIN} -- {full_path(path)}",
+            command=f"git diff {TREE_AGAIN}^ {TREE_AGAIN} -- :/{full_path(path)}",
         ),
         Part(
             "the new code calls it",
@@ -351,7 +349,7 @@ def _(clone: Clone) -> Sequence[Part]:
             "_draft_extend_for_decode goes from num_steps + 1 to num_draft_tokens",
             (before, after) == ("self.speculative_num_steps + 1", "self.speculative_num_draft_tokens"),
             f"{path}: num_tokens_per_req is {before} @ {TREE_AGAIN}^, and {after} @ {TREE_AGAIN}",
-            command=f"git show {TREE_AGAIN} -- {full_path(path)}",
+            command=f"git show {TREE_AGAIN} -- :/{full_path(path)}",
         )
     ]
 
@@ -365,7 +363,7 @@ def _(clone: Clone) -> Sequence[Part]:
             "MemoryPool.move_kv_cache" in having,
             f"memory_pool.py @ {TREE_AGAIN}: move_kv_cache is defined by "
             + (_listed([f"{one.name.rpartition('.')[0]} (L{one.first})" for one in having.values()]) or "no class"),
-            command=f"git grep -nE 'class .*Pool|def move_kv_cache' {TREE_AGAIN} -- {full_path(POOLS)}",
+            command=f"git grep -nE 'class .*Pool|def move_kv_cache' {TREE_AGAIN} -- :/{full_path(POOLS)}",
         )
     ]
 
@@ -559,7 +557,7 @@ def _(clone: Clone) -> Sequence[Part]:
             f"{FROZEN}: no removed line has it; {environment} set SGLANG_ENABLE_SPEC_V2 ({figures})"
             if not any("--disable-overlap-schedule" in line for line in removed)
             else f"{FROZEN}: removed lines have it ({figures})",
-            command=f"git show {FROZEN} -- test/registered/spec",
+            command=f"git show {FROZEN} -- :/test/registered/spec",
         ),
         Part(
             "and gain --speculative-algorithm",
@@ -666,7 +664,7 @@ def _(clone: Clone) -> Sequence[Part]:
                 f"{method} changes",
                 changed,
                 f"{path} @ {FROZEN} L{after[name].first}: " + ("its code is another" if changed else "the same code"),
-                command=f"git show {FROZEN} -- {full_path(path)}",
+                command=f"git show {FROZEN} -- :/{full_path(path)}",
             )
         )
     return parts
