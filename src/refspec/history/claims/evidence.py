@@ -16,7 +16,7 @@ import ast
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -27,6 +27,10 @@ from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
+
+
+Asked = TypeVar("Asked")
+Told = TypeVar("Told")
 
 
 class NotThereError(HistoryError):
@@ -235,6 +239,19 @@ def touching(clone: Clone, needle: str, path: str = "", until: str | None = None
     return shelf.answer("log", "--reverse", "--format=%H", f"-S{needle}", *PLAIN_DIFF, hash_, *below).split()
 
 
+def each(ask: Callable[[Asked], Told], many: Iterable[Asked]) -> list[Told]:
+    """What is told of each of many. All are asked before the first has to be waited for, so that one fetch will do."""
+    told, waits = [], False
+    for one in many:
+        try:
+            told.append(ask(one))
+        except NotYet:
+            waits = True
+    if waits:
+        raise NotYet
+    return told
+
+
 def full_path(path: str) -> str:
     """From the repository's root; see the module on slashes."""
     return path.strip("/") if path.startswith("/") else f"{DIRECTORY}/{path}".rstrip("/")
@@ -252,6 +269,7 @@ class Shelf:
         self._contents: dict[str, bytes | HistoryError] = {}
         self._diffs: dict[str, tuple[FileDiff, ...] | HistoryError] = {}
         self._answers: dict[tuple[str, ...], str | HistoryError] = {}
+        self._main_line: frozenset[str] | None = None
         self._wanted_commits: list[str] = []
         self._wanted_contents: dict[str, str] = {}
         self._wanted_diffs: dict[str, str] = {}
