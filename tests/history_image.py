@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
-from small_history import Step, make_history
+from small_history import START, Step, make_history
 
 from refspec.history import catalogue
 from refspec.history.clone import Clone
@@ -20,6 +21,7 @@ class Image(Clone):
 
     def __init__(self, folder: Path, stands_for: Mapping[str, str]) -> None:
         super().__init__(folder)
+        self.stands_for = stands_for
         releases = {f"v{release.version}": release.commit for release in catalogue.releases()}
         self._own = {releases.get(name, name): own for name, own in stands_for.items()}
 
@@ -34,7 +36,12 @@ class Image(Clone):
         return name
 
 
-def make_image(folder: Path, history: Mapping[str, Step], **kind: object) -> Image:
+def make_image(folder: Path, history: Mapping[str, Step], object_format: str = "sha1") -> Image:
     """A repository with a commit for each step, the oldest first, that answers to the name before it."""
-    hashes = make_history(folder, list(history.values()), **kind)
+    hashes = make_history(folder, list(history.values()), object_format=object_format, bare=True)
     return Image(folder, dict(zip(history, hashes, strict=True)))
+
+
+def seconds(when: str) -> int:
+    """For Step.seconds: the moment, "2026-07-30T17:55+08:00"."""
+    return int(datetime.fromisoformat(when).timestamp()) - START

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,8 @@ from refspec.history.sources import HOW_TO_GET_ONE, Source
 if TYPE_CHECKING:
     from rich.console import Console
 
+_WIDE = 100
+_VERDICT = 13  # columns for a verdict where the terminal is not wide; longer ones take two lines
 _COLOURS = {"true": "green", "false": "red", "imprecise": "yellow"}
 
 
@@ -66,7 +69,7 @@ def _chosen(ids: Sequence[str], source: str | None, verdict: str | None) -> list
     for name in ids:
         if name.upper() not in known:
             numbers = {letter: sum(id_.startswith(letter) for id_ in known) for letter in CLAIM_LETTERS.values()}
-            there_are = ", ".join(f"{letter}1 to {letter}{last}" for letter, last in numbers.items())
+            there_are = ", ".join(f"{letter}1" + f" to {letter}{last}" * (last > 1) for letter, last in numbers.items())
             raise UsageError(f"no claim {name}: there are {there_are}")
     chosen = [known[name.upper()] for name in ids] or list(known.values())
     if source is not None:
@@ -101,28 +104,33 @@ def _mark(out: Console, agrees: bool | None) -> str:
 
 
 def _table(out: Console, found: Sequence[Verdict]) -> None:
-    """A line for each claim; where the terminal is narrow, the claim stands below its verdicts."""
+    """A row for each claim; where the terminal is narrow, the claim stands below its verdicts."""
     from rich.text import Text
 
-    listed, seen = (max(map(len, column)) for column in ([one.claim.verdict for one in found], map(_found, found)))
+    columns = [one.claim.verdict for one in found], [_found(one) for one in found]
+    room = _VERDICT if out.width < _WIDE else _WIDE
+    listed, seen = (min(room, max(map(len, column))) for column in columns)
     beside = 5 + listed + 2 + seen + 4
-    narrow = out.width < beside + 30
+    narrow = out.width < beside + 24
     if not narrow:
         out.print(f"{'':5}{'listed':{listed}}  {'found':{seen}}    claim", style="bold")
     for one in found:
-        line = Text(f"{one.claim.id:5}")
-        line.append(f"{one.claim.verdict:{listed}}  ", _COLOURS.get(one.claim.verdict, ""))
-        line.append(f"{_found(one):{seen}} ", _COLOURS.get(_found(one), ""))
-        line.append(_mark(out, one.agrees) if one.finding else " ")
-        first, *rest = _wrapped(out, one.claim.claim, 5 if narrow else beside)
+        said, verdict = one.claim.verdict, _found(one)
+        mark = _mark(out, one.agrees) if one.finding else " "
         if narrow:
-            line.rstrip()
-            rest = [first, *rest]
-        else:
-            line.append(f"  {first.lstrip()}")
-        out.print(line, soft_wrap=True)
-        for more in rest:
-            out.print(more, soft_wrap=True)
+            out.print(f"{one.claim.id:5}{said if one.agrees else f'{said}, {verdict}'} {mark}".rstrip(), soft_wrap=True)
+            for line in _wrapped(out, one.claim.claim, 5):
+                out.print(line, soft_wrap=True)
+            continue
+        cells = textwrap.wrap(said, listed), textwrap.wrap(verdict, seen), _wrapped(out, one.claim.claim, beside)
+        for n, (left, right, text) in enumerate(zip_longest(*cells, fillvalue="")):
+            row = Text("" if n else one.claim.id)
+            row.pad_right(5 - len(row))
+            row.append(f"{left:{listed}}  ", _COLOURS.get(said, ""))
+            row.append(f"{right:{seen}} ", _COLOURS.get(verdict, ""))
+            row.append(f"{' ' if n else mark}  {text.lstrip()}")
+            row.rstrip()
+            out.print(row, soft_wrap=True)
 
 
 def _wrapped(out: Console, text: str, indent: int, hanging: int = 0) -> list[str]:

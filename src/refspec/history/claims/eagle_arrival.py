@@ -439,10 +439,7 @@ def two_backends(clone: Clone) -> Sequence[Part]:
     ):
         facts = commit(clone, revision)
         backend = f"{BACKENDS}/{file}"
-        has = [
-            name in found
-            for found in each(partial(_defined, clone, backend), (f"{revision}^", revision))
-        ]
+        has = [name in found for found in each(partial(_defined, clone, backend), (f"{revision}^", revision))]
         parts += [
             Part(
                 f"#{number} lets {file.removesuffix('_backend.py')} draft",

@@ -28,7 +28,6 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
 
-
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 
@@ -100,7 +99,7 @@ class FileDiff:
 def commit(clone: Clone, revision: str) -> CommitFacts:
     """The commit."""
     shelf = shelf_of(clone)
-    shelf.trail(f"git show -s --format=fuller {revision}")
+    shelf.trail("git", "show", "-s", "--format=fuller", revision)
     hash_ = shelf.resolved(revision)
     return _commit_facts(hash_, shelf.content(hash_, revision))
 
@@ -109,7 +108,7 @@ def text(clone: Clone, revision: str, path: str) -> str:
     """A file's text."""
     shelf = shelf_of(clone)
     rooted = full_path(path)
-    shelf.trail(f"git show {shlex.quote(f'{revision}:{rooted}')}")
+    shelf.trail("git", "show", f"{revision}:{rooted}")
     hash_ = shelf.resolved(revision)
     return shelf.file(hash_, rooted, revision).decode(errors="replace")
 
@@ -130,7 +129,7 @@ def exists(clone: Clone, revision: str, path: str) -> bool:
     """Has the revision this file or folder? Its contents need not be in the clone."""
     shelf = shelf_of(clone)
     rooted = full_path(path)
-    shelf.trail(f"git ls-tree --full-tree {revision} -- {shlex.quote(rooted)}")
+    shelf.trail("git", "ls-tree", "--full-tree", revision, "--", rooted)
     hash_ = shelf.resolved(revision)
     folder, name = posixpath.split(rooted)
     try:
@@ -143,7 +142,7 @@ def files(clone: Clone, revision: str, folder: str = "") -> list[str]:
     """The files in a folder and those below it, sorted, named from there. Their contents need not be in the clone."""
     shelf = shelf_of(clone)
     rooted = full_path(folder)
-    shelf.trail(f"git ls-tree -r --full-tree --name-only {revision} -- {shlex.quote(rooted)}".removesuffix(" -- ''"))
+    shelf.trail("git", "ls-tree", "-r", "--full-tree", "--name-only", revision, *(["--", rooted] if rooted else []))
     hash_ = shelf.resolved(revision)
     return sorted(_files(shelf, hash_, rooted, revision))
 
@@ -167,7 +166,7 @@ def definition(clone: Clone, revision: str, path: str, name: str) -> Definition:
 def changes(clone: Clone, revision: str) -> tuple[FileDiff, ...]:
     """What a commit changed, file by file; a file that is half alike is the same one renamed."""
     shelf = shelf_of(clone)
-    shelf.trail(f"git show -M --stat {revision}")
+    shelf.trail("git", "show", "-M", "--stat", revision)
     hash_ = shelf.resolved(revision)
     return shelf.diff(hash_, revision)
 
@@ -178,7 +177,7 @@ def touched(clone: Clone, revision: str) -> list[str]:
     Their contents need not be in the clone. One git process each.
     """
     shelf = shelf_of(clone)
-    shelf.trail(f"git show --no-renames --name-status {revision}")
+    shelf.trail("git", "show", "--no-renames", "--name-status", revision)
     return shelf.touched(shelf.resolved(revision), revision)
 
 
@@ -186,7 +185,7 @@ def change(clone: Clone, revision: str, path: str) -> FileDiff:
     """What it changed in one file, named as it is afterwards."""
     shelf = shelf_of(clone)
     rooted = full_path(path)
-    shelf.trail(f"git show {revision} -- {shlex.quote(f':/{rooted}')}")
+    shelf.trail("git", "show", revision, "--", f":/{rooted}")
     hash_ = shelf.resolved(revision)
     for one in shelf.diff(hash_, revision):
         if one.path == rooted:
@@ -197,7 +196,7 @@ def change(clone: Clone, revision: str, path: str) -> FileDiff:
 def on_main(clone: Clone, revision: str) -> bool:
     """Is the commit on the main line, at least as far as the catalogue knows it?"""
     shelf = shelf_of(clone)
-    shelf.trail(f"git merge-base --is-ancestor {revision} {clone.main.name}; echo $?")
+    shelf.trail("git", "branch", "-a", "--contains", revision)
     hash_ = shelf.known(revision)
     if hash_ in shelf.main_line():
         return True
@@ -214,7 +213,7 @@ def grep(clone: Clone, revision: str, pattern: str, folder: str = "/") -> list[t
     shelf = shelf_of(clone)
     rooted = full_path(folder)
     below = ["--", rooted] if rooted else []
-    shelf.trail(f"git grep -nE {shlex.quote(pattern)} {shlex.join([revision, '--', f':/{rooted}'])}")
+    shelf.trail("git", "grep", "-nE", pattern, revision, "--", f":/{rooted}")
     hash_ = shelf.resolved(revision)
     shelf.demand_contents(hash_, rooted, revision)
     said = shelf.answer("grep", "-nzIE", "-e", pattern, hash_, *below)
@@ -234,7 +233,7 @@ def touching(clone: Clone, needle: str, path: str = "", until: str | None = None
     until = until or catalogue.reach().commit[:10]
     rooted = full_path(path)
     below = ["--", rooted] if rooted else []
-    shelf.trail(f"git log --oneline --reverse {shlex.join([f'-S{needle}', until, '--', f':/{rooted}'])}")
+    shelf.trail("git", "log", "--oneline", "--reverse", f"-S{needle}", until, "--", f":/{rooted}")
     hash_ = shelf.resolved(until)
     return shelf.answer("log", "--reverse", "--format=%H", f"-S{needle}", *PLAIN_DIFF, hash_, *below).split()
 
@@ -266,12 +265,11 @@ class Shelf:
     def __init__(self, clone: Clone) -> None:
         self._clone = clone
         self._commits: dict[str, str | None] = {}
-        self._contents: dict[str, bytes | HistoryError] = {}
+        self._contents: dict[str, bytes | None] = {}
         self._diffs: dict[str, tuple[FileDiff, ...] | HistoryError] = {}
         self._answers: dict[tuple[str, ...], str | HistoryError] = {}
-        self._main_line: frozenset[str] | None = None
         self._wanted_commits: list[str] = []
-        self._wanted_contents: dict[str, str] = {}
+        self._wanted_contents: list[str] = []
         self._wanted_diffs: dict[str, str] = {}
         self._main_line: frozenset[str] | None = None
         self._gathers = False
@@ -293,9 +291,9 @@ class Shelf:
         self._trail = {}
         yield self._trail
 
-    def trail(self, command: str) -> None:
-        """Notes a command that shows a reader what is being read."""
-        self._trail[command] = None
+    def trail(self, *command: str) -> None:
+        """Notes a command, word by word, that shows a reader what is being read."""
+        self._trail[shlex.join(command)] = None
 
     def known(self, revision: str) -> str | None:
         """The hash of the commit; None if the clone has none."""
@@ -313,22 +311,36 @@ class Shelf:
 
     def content(self, hash_: str, what: str) -> bytes:
         """An object. what: as people call it."""
-        if hash_ not in self._contents:
-            self._wanted_contents[hash_] = what
-            self._fetch_or_wait()
-        return _or_raise(self._contents[hash_])
+        found = self._object(hash_)
+        if found is None:
+            raise self._lacks(what)
+        return found
 
     def file(self, commit_: str, path: str, revision: str) -> bytes:
         """What is in a file of a commit."""
-        return self.content(self._hash_at(commit_, path, revision), f"the contents of {path} at {revision}")
+        return self._at(commit_, path, revision, f"the contents of {path} at {revision}")
 
     def folder(self, commit_: str, path: str, revision: str) -> dict[str, tuple[bool, str]]:
         """The names in a folder of a commit, whether each is a folder, and its hash."""
-        tree = self.content(self._hash_at(commit_, path, revision), f"the list of files of {path or revision}")
-        return _entries(tree, len(commit_) // 2)
+        tree = self._at(commit_, path, revision, f"the list of files of {path or revision}")
+        try:
+            return _entries(tree, len(commit_) // 2)
+        except ValueError:
+            raise NotThereError(f"{path} at {revision} is no folder") from None
+
+    def _object(self, name: str) -> bytes | None:
+        if name not in self._contents:
+            self._wanted_contents.append(name)
+            self._fetch_or_wait()
+        return self._contents[name]
+
+    def _at(self, commit_: str, path: str, revision: str, what: str) -> bytes:
+        found = self._object(f"{commit_}:{path}") if self._present is None else None
+        if found is None:  # not in the history, or not in the clone: step by step, it can be told
+            found = self.content(self._hash_at(commit_, path, revision), what)
+        return found
 
     def _hash_at(self, commit_: str, path: str, revision: str) -> str:
-        # Step by step: git, asked for a path, may not tell what the history lacks from what the clone lacks.
         if not path:
             return self.content(commit_, revision).split(b"\n", 1)[0].removeprefix(b"tree ").decode()
         above, name = posixpath.split(path)
@@ -385,18 +397,16 @@ class Shelf:
 
     def _fetch(self) -> None:
         revisions, self._wanted_commits = list(dict.fromkeys(self._wanted_commits)), []
-        contents, self._wanted_contents = self._wanted_contents, {}
+        contents, self._wanted_contents = list(dict.fromkeys(self._wanted_contents)), []
         diffs, self._wanted_diffs = self._wanted_diffs, {}
         self._commits |= zip(revisions, self._clone.resolve(*map(_git_name, revisions)), strict=True)
         self._fetch_contents(contents)
         self._fetch_diffs(diffs)
 
-    def _fetch_contents(self, wanted: dict[str, str]) -> None:
-        hashes = [hash_ for hash_ in wanted if self._present is None or hash_ in self._present]
-        found = dict(zip(hashes, self._clone.objects(*hashes), strict=True))
-        for hash_, what in wanted.items():
-            content = found.get(hash_)
-            self._contents[hash_] = self._lacks(what) if content is None else content
+    def _fetch_contents(self, names: Sequence[str]) -> None:
+        asked = [name for name in names if self._present is None or name in self._present]
+        found = dict(zip(asked, self._clone.objects(*asked), strict=True))
+        self._contents |= {name: found.get(name) for name in names}
 
     @cached_property
     def _present(self) -> frozenset[str] | None:
