@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +59,16 @@ def make_history(
     if not bare:
         git(folder, "checkout", "-q", "-f", branch)
     return [marks[f":{n}"] for n in range(1, len(steps) + 1)]
+
+
+def make_branches(folder: Path, branches: Mapping[str, Sequence[Step]], *, object_format: str = "sha1") -> None:
+    """A bare repository in which each branch has a history of its own, in one go. It serves partial clones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    git(folder, "init", "-q", "--bare", "-b", next(iter(branches)), f"--object-format={object_format}")
+    with (folder / "config").open("a") as config:
+        config.write("[uploadpack]\n\tallowFilter = true\n\tallowAnySHA1InWant = true\n")
+    stream = b"".join(part for branch, steps in branches.items() for part in _stream(steps, branch))
+    assert git(folder, "fast-import", "--quiet", stdin=stream) == ""
 
 
 def clone(source: Path, target: Path, *options: str) -> Path:

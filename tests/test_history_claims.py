@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from history_image import Image, make_image, seconds
+from history_image import Image, make_image, make_images, seconds
 from small_history import FOLDER, Step, clone, counted_git, git, make_history
 from typer.testing import CliRunner, Result
 
@@ -352,10 +352,16 @@ def test_a_history_in_sglangs_image_bears_the_verdicts_out(image: Image) -> None
     assert {id_: one.finding.verdict for id_, one in found(image).items()} == listed()
 
 
+@pytest.fixture(scope="module")
+def otherwise(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Image]:
+    """Of each claim, the history in which the facts that decide it are altered."""
+    return make_images(tmp_path_factory.mktemp("otherwise"), {id_: altered(ALTERED[id_][0]) for id_ in ALTERED})
+
+
 @pytest.mark.parametrize("id_", ALTERED)
-def test_with_a_fact_altered_the_verdict_is_another(id_: str, tmp_path: Path) -> None:
-    facts, verdict = ALTERED[id_]
-    one = found(make_image(tmp_path, altered(facts)), id_)[id_]
+def test_with_a_fact_altered_the_verdict_is_another(id_: str, otherwise: dict[str, Image]) -> None:
+    verdict = ALTERED[id_][1]
+    one = found(otherwise[id_], id_)[id_]
     assert verdict != one.claim.verdict
     assert one.finding.verdict == verdict, one.finding
 
@@ -543,9 +549,10 @@ def test_the_table_shows_what_is_listed_and_what_is_found(image: Image, monkeypa
     assert done.stdout.splitlines()[-1] == "11 claims: 10 checked and as listed; 1 beyond git: T2."
 
 
-def test_a_verdict_that_differs_ends_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = make_image(tmp_path, altered(ALTERED["C4"][0]))
-    done = run("--source", "C", source=Source(other, "for this test"), monkeypatch=monkeypatch)
+def test_a_verdict_that_differs_ends_with_status_1(
+    otherwise: dict[str, Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run("--source", "C", source=Source(otherwise["C4"], "for this test"), monkeypatch=monkeypatch)
     assert done.exit_code == 1
     assert "C4   imprecise  true      ✗  parents is" in done.stdout
     assert done.stdout.splitlines()[-1] == "8 claims: 7 checked and as listed; 1 found to be otherwise: C4."
