@@ -1,4 +1,4 @@
-"""The checks of the study notes on EAGLE, where they speak of commits: which brought what, when, and under which title.
+"""The checks of the study notes on EAGLE, where they speak of the commits that brought it.
 
 Days are the author's own unless a part says otherwise.
 """
@@ -14,35 +14,20 @@ from functools import partial
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.claims.checking import Part, check
-from refspec.history.claims.evidence import (
-    CommitFacts,
-    FileDiff,
-    change,
-    changes,
-    commit,
-    definition,
-    definitions,
-    each,
-    exists,
-    on_main,
-    shelf_of,
-    text,
-    where,
-)
-from refspec.history.claims.walk import walk
+from refspec.history.claims.eagle_commits import FOUR, came, came_with, committed, day, listed, yes
+from refspec.history.claims.evidence import change, commit, definition, each, exists, on_main, shelf_of, text, where
 from refspec.history.clone import Clone, LacksError
 from refspec.history.commits import pull_request
 
-FOUR = ("9c05c6898e", "b0524c3789", "ad20b7957e", "815dce0554")
-LATER_EIGHT = (
-    "8c8779cd05 013021b6a1 f9905d59a8 862dd76c76 9fafa62db7 9fb48f951f e983e43248 b26bc86b36".split()
-)  # behind them, what eagle-commits.sh prints
-TWELVE = (*FOUR, *LATER_EIGHT)
-
+TWELVE = (  # what eagle-commits.sh prints
+    *FOUR,
+    *"8c8779cd05 013021b6a1 f9905d59a8 862dd76c76 9fafa62db7 9fb48f951f e983e43248 b26bc86b36".split(),
+)
 SCHEDULER = "/python/sglang/srt/managers/scheduler.py"
 MODES = "/python/sglang/srt/model_executor/forward_batch_info.py"
-MODELS = "/python/sglang/srt/models"
-BACKENDS = "/python/sglang/srt/layers/attention"
+GRAPHS = "/python/sglang/srt/model_executor/cuda_graph_runner.py"
+LLAMA = "/python/sglang/srt/models/llama_eagle.py"
+BACKEND = "/python/sglang/srt/layers/attention/flashinfer_backend.py"
 
 
 # --- the four commits
@@ -53,12 +38,12 @@ def four_commits(clone: Clone) -> Sequence[Part]:
     """Four commits between 2024-12-29 and 2025-01-02 brought EAGLE to main."""
     four = each(partial(commit, clone), FOUR)
     days = [day(one) for one in four]
-    titles = [title for _, title in _log(clone, f"{four[0].hash}^..{four[-1].hash}")]
+    titles = [title for _, title in _log(clone, f"{shelf_of(clone).resolved(f'{FOUR[0]}^')}..{four[-1].hash}")]
     named = [title for title in titles if re.search("eagle", title, re.IGNORECASE)]
     mainline = [one for one in FOUR if on_main(clone, one)]
-    model, worker = came_with(clone, FOUR[0], f"{MODELS}/llama_eagle.py"), came_with(clone, FOUR[-1], "eagle_worker.py")
+    model, worker = came_with(clone, FOUR[0], LLAMA), came_with(clone, FOUR[-1], "eagle_worker.py")
     return [
-        Part("the four are on the main line", len(mainline) == 4, f"{len(mainline)} are: {_listed(mainline)}"),
+        Part("the four are on the main line", len(mainline) == 4, f"{len(mainline)} are: {listed(mainline)}"),
         Part(
             "they are from 2024-12-29 to 2025-01-02",
             (min(days), max(days)) == ("2024-12-29", "2025-01-02"),
@@ -87,7 +72,7 @@ def titles_by_part(clone: Clone) -> Sequence[Part]:
         Part(
             "the last three are titled part 2 to part 4",
             numbers[1:] == [["2"], ["3"], ["4"]],
-            f"their titles have part {_listed([number for found in numbers[1:] for number in found])}",
+            f"their titles have part {listed([number for found in numbers[1:] for number in found])}",
         ),
         Part(
             "the first is titled part 1",
@@ -103,7 +88,7 @@ def titles_by_part(clone: Clone) -> Sequence[Part]:
 def number_of_part_4(clone: Clone) -> Sequence[Part]:
     """The number of part 4's pull request is lower than those of the other three."""
     numbers = [one.pr or 0 for one in each(partial(commit, clone), FOUR)]
-    return [Part("part 4 has the lowest number", numbers[-1] < min(numbers[:-1]), f"in order: {_listed(numbers)}")]
+    return [Part("part 4 has the lowest number", numbers[-1] < min(numbers[:-1]), f"in order: {listed(numbers)}")]
 
 
 @check("E4")
@@ -143,14 +128,13 @@ def when_2150_was_opened(clone: Clone) -> Sequence[Part]:
 @check("E5")
 def who_laid_the_ground(clone: Clone) -> Sequence[Part]:
     """Only these four laid the ground."""
-    model, worker = came_with(clone, FOUR[0], f"{MODELS}/llama_eagle.py"), came_with(clone, FOUR[-1], "eagle_worker.py")
+    model, worker = came_with(clone, FOUR[0], LLAMA), came_with(clone, FOUR[-1], "eagle_worker.py")
     begun, attended = "3815b23ccb", "f44d143949"
     folder_before = exists(clone, f"{FOUR[0]}^", "")
     folder_begun = came_with(clone, begun, "")
     modes = {one: _members(clone, one, MODES, "ForwardMode") for one in (f"{begun}^", begun, f"{FOUR[0]}^")}
-    backend = f"{BACKENDS}/flashinfer_backend.py"
     takes = [
-        "is_target_verify" in said for said in each(lambda one: text(clone, one, backend), (f"{attended}^", attended))
+        "is_target_verify" in said for said in each(lambda one: text(clone, one, BACKEND), (f"{attended}^", attended))
     ]
     mode = "TARGET_VERIFY"
     return [
@@ -186,9 +170,13 @@ def twelve_lines(clone: Clone) -> Sequence[Part]:
     twelve = each(partial(commit, clone), TWELVE)
     mainline = [one for one in TWELVE if on_main(clone, one)]
     hashes = [one.hash for one in twelve]
-    short = shelf_of(clone).answer("log", "--no-walk=unsorted", "--abbrev=10", "--format=%h", *hashes).split()
-    listed = _catalogued()
-    agree = [one for one in twelve if listed.get(one.hash) == (day(one), one.subject)]
+    short = (
+        shelf_of(clone)
+        .answer("log", "--no-mailmap", "--no-walk=unsorted", "--abbrev=10", "--format=%h", *hashes)
+        .split()
+    )
+    known = _catalogued()
+    agree = [one for one in twelve if known.get(one.hash) == (day(one), one.subject)]
     return [
         Part("the twelve are on the main line", len(mainline) == 12, f"{len(mainline)} are"),
         Part(
@@ -199,7 +187,7 @@ def twelve_lines(clone: Clone) -> Sequence[Part]:
         Part(
             "ten digits name each",
             [len(one) for one in short] == [10] * 12,
-            f"with --abbrev=10, git prints hashes of {_listed(sorted({len(one) for one in short}))} digits here",
+            f"with --abbrev=10, git prints hashes of {listed(sorted({len(one) for one in short}))} digits here",
             core=False,
             command=f"git log --no-walk=unsorted --abbrev=10 --date=short --format='%ad  %h  %s' {' '.join(TWELVE)}",
         ),
@@ -210,13 +198,18 @@ def twelve_lines(clone: Clone) -> Sequence[Part]:
 def two_days_of_a_commit(clone: Clone) -> Sequence[Part]:
     """Dates printed are stable facts."""
     twelve = each(partial(commit, clone), TWELVE)
-    listed = _catalogued()
-    same = [one for one in twelve if listed.get(one.hash, ("",))[0] == day(one)]
+    known = _catalogued()
+    same = [one for one in twelve if known.get(one.hash, ("",))[0] == day(one)]
     differ = [f"{one.hash[:10]}: {day(one)} and {committed(one)}" for one in twelve if day(one) != committed(one)]
     reach = catalogue.reach().commit
     shelf = shelf_of(clone)
-    days = shelf.answer("log", "--format=%as %cs", shelf.resolved(reach[:10]), "--", DIRECTORY).splitlines()
-    apart = sum(len(set(line.split())) > 1 for line in days)
+    until = shelf.resolved(reach[:10])
+    try:
+        days = shelf.answer("log", "--no-mailmap", "--format=%as %cs", until, "--", DIRECTORY).splitlines()
+        apart = sum(len(set(line.split())) > 1 for line in days)
+        all_of_them = f"of the folder's {len(days)} commits {apart} have two days"
+    except LacksError:
+        all_of_them = "which commits are the folder's, this clone does not tell"
     return [
         Part(
             "the author's day stands in the commit, and is the same in every clone",
@@ -226,8 +219,7 @@ def two_days_of_a_commit(clone: Clone) -> Sequence[Part]:
         Part(
             "it is the only day that one may print",
             not differ,
-            f"author and committer differ by zone: {'; '.join(differ) or 'nowhere'}; of the folder's {len(days)} "
-            f"commits {apart} have two days",
+            f"author and committer differ by zone: {'; '.join(differ) or 'nowhere'}; {all_of_them}",
             core=False,
             command=f"git log --format='%as %cs' {reach[:10]} -- {DIRECTORY} | awk '$1 != $2' | wc -l",
         ),
@@ -272,16 +264,15 @@ def what_part_2_mended(clone: Clone) -> Sequence[Part]:
     part_2, before, cause = FOUR[1], f"{FOUR[1]}^", "f44d143949"
     name = "Scheduler.prepare_dp_attn_batch"
     bodies = each(lambda one: definition(clone, one, SCHEDULER, name).text, (before, part_2))
-    graphs = "/python/sglang/srt/model_executor/cuda_graph_runner.py"
     idle = [
         "IDLE" in one.text
         for one in each(lambda one: definition(clone, one, MODES, "ForwardMode.is_cuda_graph"), (before, part_2))
     ]
     asks = [
         "is_cuda_graph" in one.text
-        for one in each(lambda one: definition(clone, one, graphs, "CudaGraphRunner.can_run"), (f"{cause}^", cause))
+        for one in each(lambda one: definition(clone, one, GRAPHS, "CudaGraphRunner.can_run"), (f"{cause}^", cause))
     ]
-    tokens = each(lambda one: where(clone, one, graphs, r"raw_num_token = raw_bs \*"), (before, part_2))
+    tokens = each(lambda one: where(clone, one, GRAPHS, r"raw_num_token = raw_bs \*"), (before, part_2))
     return [
         Part(
             "it changed prepare_dp_attn_batch",
@@ -291,246 +282,20 @@ def what_part_2_mended(clone: Clone) -> Sequence[Part]:
         Part(
             "idle batches could not replay the graph before, and can after it",
             idle == [False, True] and asks == [False, True],
-            f"is_cuda_graph() takes IDLE: {_yes(idle[0])} before, {_yes(idle[1])} after; can_run() asks it: "
-            f"{_yes(asks[0])} before {cause}, {_yes(asks[1])} after; the number of tokens is derived from the batch's "
-            f"size: {_yes(bool(tokens[0]))} before, {_yes(bool(tokens[1]))} after",
+            f"is_cuda_graph() takes IDLE: {yes(idle[0])} before, {yes(idle[1])} after; can_run() asks it: "
+            f"{yes(asks[0])} before {cause}, {yes(asks[1])} after; the number of tokens is derived from the batch's "
+            f"size: {yes(bool(tokens[0]))} before, {yes(bool(tokens[1]))} after",
             core=False,
         ),
     ]
 
 
-@check("E28")
-def what_retraction_frees(clone: Clone) -> Sequence[Part]:
-    """#2711: retracting must free the tree's slots too."""
-    mend = "8c8779cd05"
-    facts = commit(clone, mend)
-    way = walk(definitions(clone, mend, "eagle_worker.py"), "EAGLEWorker.finish_request", {})
-    recorded = "finish_extend_len"
-    reads = recorded in definition(clone, mend, "eagle_worker.py", "EAGLEWorker.finish_request").text
-    retracts = where(clone, mend, SCHEDULER, r"finish_request\(retracted_reqs\)")
-    diff = change(clone, mend, "eagle_utils.py")
-    freeing = [line for line in diff.plus if re.search(r"\bfree\w*\(", line)]
-    moved = sorted(map(str.strip, diff.plus)) == sorted(map(str.strip, diff.minus))
-    return [
-        Part(
-            "on retraction the draft's slots are freed, by what was recorded",
-            facts.pr == 2711 and bool(way.named("free")) and reads and bool(retracts),
-            f"at {mend} (#{facts.pr}) the scheduler hands retracted requests to finish_request in line "
-            f"{_listed(retracts)}; it calls free {len(way.named('free'))} times, and "
-            f"{'reads' if reads else 'does not read'} {recorded}",
-        ),
-        Part(
-            "#2711 adds that freeing",
-            bool(freeing),
-            f"of {len(diff.plus)} lines added {len(freeing)} free something; "
-            f"{'one line was moved, and nothing else' if moved and len(diff.plus) == 1 else 'it is no pure move'}",
-            core=False,
-        ),
-    ]
-
-
-@check("E29")
-def follow_ups(clone: Clone) -> Sequence[Part]:
-    """Follow-ups #2711, #2730 (concurrent crash), #2939 (max_tokens=1), #3014 (CPU overhead, flush_cache)."""
-    expected = {
-        "8c8779cd05": (2711, "retract"),
-        "a47bf39123": (2730, "concurrent"),
-        "b730aa6b9e": (2939, "max token = 1"),
-        "287d07a669": (3014, "flush_cache, CPU overhead"),
-    }
-    facts = each(partial(commit, clone), expected)
-    days = sorted(day(one) for one in facts)
-    last = commit(clone, FOUR[-1])
-    parts = [
-        Part(
-            f"#{number} is about {words}", one.pr == number and words in one.subject, f"{one.hash[:10]}: {one.subject}"
-        )
-        for one, (number, words) in zip(facts, expected.values(), strict=True)
-    ]
-    later = all(moment(one) > moment(last) for one in facts)
-    return [
-        *parts,
-        Part("they follow the four", later, f"{days[0]} to {days[-1]}; part 4 is of {day(last)}", core=False),
-    ]
-
-
-@check("E30")
-def refactoring_3269(clone: Clone) -> Sequence[Part]:
-    """#3269: a refactoring, on 2025-02-03."""
-    revision, runner = "013021b6a1", "eagle_draft_cuda_graph_runner.py"
-    facts = commit(clone, revision)
-    new = came_with(clone, revision, runner)
-    return [
-        _of(facts, 3269, "2025-02-03"),
-        Part(
-            "it is a refactoring",
-            "refactor" in facts.subject,
-            f"its title is {facts.subject!r}; {_size(clone, revision)}; {runner} {came(new)} with it",
-        ),
-    ]
-
-
-@check("E31")
-def kernels_3373(clone: Clone) -> Sequence[Part]:
-    """#3373, on 2025-02-07, moves the kernels of the tree's mask to sgl-kernel."""
-    revision, kernel = "f9905d59a8", r"__global__ void build_tree"
-    before = where(clone, f"{revision}^", "build_eagle_tree.py", kernel)
-    after = where(clone, revision, "build_eagle_tree.py", kernel)
-    there = "/sgl-kernel/src/sgl-kernel/csrc"
-    new = [
-        name for name in ("eagle_utils.cu", "speculative_sampling.cu") if came_with(clone, revision, f"{there}/{name}")
-    ]
-    now = where(clone, revision, f"{there}/eagle_utils.cu", kernel)
-    greedy = each(
-        lambda one: where(clone, one, "/sgl-kernel/csrc/speculative/eagle_utils.cu", "(?i)verify_?tree_?greedy"),
-        ("52a34d7448^", "52a34d7448"),
-    )
-    return [
-        _of(commit(clone, revision), 3373, "2025-02-07"),
-        Part(
-            "it moves the kernels that build the tree's mask",
-            bool(before and now) and not after,
-            f"in build_eagle_tree.py there are {len(before)} before and {len(after)} after, in sgl-kernel's "
-            f"eagle_utils.cu {len(now)}; new there: {_listed(new)}; kernels of verify_tree_greedy came with 52a34d7448: "
-            f"{_yes(bool(greedy[1]) and not greedy[0])}",
-        ),
-    ]
-
-
-@check("E32")
-def nextn_3582(clone: Clone) -> Sequence[Part]:
-    """#3582: NextN, on 2025-02-15."""
-    revision = "862dd76c76"
-    new = came_with(clone, revision, f"{MODELS}/deepseek_nextn.py")
-    return [
-        _of(commit(clone, revision), 3582, "2025-02-15"),
-        Part("it brought NextN", new, f"models/deepseek_nextn.py {came(new)} with it"),
-    ]
-
-
-@check("E33")
-def shared_embeddings_4033(clone: Clone) -> Sequence[Part]:
-    """In February 2025 embeddings and head were shared (#4033)."""
-    revision, name = "9fafa62db7", "set_embed_and_head"
-    facts = commit(clone, revision)
-    model = f"{MODELS}/deepseek_v2.py"
-    has = [
-        any(one.endswith(f".{name}") for one in found)
-        for found in each(lambda one: definitions(clone, one, model), (f"{revision}^", revision))
-    ]
-    return [
-        Part(
-            "#4033 shares embeddings and head with the target",
-            facts.pr == 4033 and has == [False, True],
-            f"{revision} is #{facts.pr}; DeepSeek's model, whose kin NextN's is, has {name}: {_yes(has[0])} before it, "
-            f"{_yes(has[1])} after",
-        ),
-        _in_month(facts, "2025-02"),
-    ]
-
-
-@check("E34")
-def two_backends(clone: Clone) -> Sequence[Part]:
-    """March: FlashInfer MLA (#4218) and FA3 (#4951)."""
-    parts = []
-    for revision, number, file, name in (
-        ("9fb48f951f", 4218, "flashinfer_mla_backend.py", "FlashInferMLAMultiStepDraftBackend"),
-        ("e983e43248", 4951, "flashattention_backend.py", "FlashAttentionMultiStepBackend"),
-    ):
-        facts = commit(clone, revision)
-        backend = f"{BACKENDS}/{file}"
-        has = [name in found for found in each(partial(_defined, clone, backend), (f"{revision}^", revision))]
-        parts += [
-            Part(
-                f"#{number} lets {file.removesuffix('_backend.py')} draft",
-                facts.pr == number and has == [False, True],
-                f"{revision} is #{facts.pr}; the backend has {name}: {_yes(has[0])} before it, {_yes(has[1])} after",
-            ),
-            _in_month(facts, "2025-03"),
-        ]
-    return parts
-
-
-@check("E35")
-def one_after_another(clone: Clone) -> Sequence[Part]:
-    """In March 2025 #4908; overlap, DP attention and PD one after another."""
-    pages = commit(clone, "b26bc86b36")
-    revisions = {"overlap": "20a6c0a63d", "DP attention": "10d60cd41b", "PD": "d2e0881a34"}
-    facts = dict(zip(revisions, each(partial(commit, clone), revisions.values()), strict=True))
-    moments = [moment(one) for one in facts.values()]
-    return [
-        Part(
-            "#4908 is of March 2025",
-            pages.pr == 4908 and day(pages).startswith("2025-03"),
-            f"{pages.hash[:10]} is #{pages.pr}, of {day(pages)}",
-        ),
-        Part("the three came after it", min(moments) > moment(pages), _listed([day(one) for one in facts.values()])),
-        Part(
-            "in this order",
-            moments == sorted(moments),
-            "; ".join(f"{name}: {day(one)} ({one.hash[:10]})" for name, one in facts.items()),
-            core=False,
-        ),
-    ]
-
-
-# --- of commits
-
-
-def day(facts: CommitFacts) -> str:
-    """The author's day."""
-    return facts.author_date[:10]
-
-
-def committed(facts: CommitFacts) -> str:
-    """The committer's day."""
-    return facts.committer_date[:10]
-
-
-def moment(facts: CommitFacts) -> datetime:
-    """When it was committed."""
-    return datetime.fromisoformat(facts.committer_date)
-
-
-def came_with(clone: Clone, revision: str, path: str) -> bool:
-    """Is the path there since this commit, and not before it?"""
-    before, after = each(lambda one: exists(clone, one, path), (f"{revision}^", revision))
-    return after and not before
-
-
-def came(did: bool) -> str:
-    """Of something that came, or did not."""
-    return "came" if did else "did not come"
-
-
-def _of(facts: CommitFacts, number: int, on: str) -> Part:
-    return Part(
-        f"#{number} is of {on}",
-        facts.pr == number and day(facts) == on,
-        f"{facts.hash[:10]} is #{facts.pr}, of {day(facts)}",
-    )
-
-
-def _in_month(facts: CommitFacts, month: str) -> Part:
-    return Part(
-        f"that was in {month}",
-        day(facts).startswith(month),
-        f"it is of {day(facts)}, and was committed on {committed(facts)}",
-        core=False,
-    )
-
-
-def _size(clone: Clone, revision: str) -> str:
-    try:
-        files: Sequence[FileDiff] = changes(clone, revision)
-    except LacksError:
-        return "how much it changed is not in this clone"
-    return f"it adds {sum(len(one.added) for one in files)} lines and removes {sum(len(one.removed) for one in files)}"
+# --- of many commits
 
 
 def _log(clone: Clone, commits: str) -> list[tuple[datetime, str]]:
     """When each commit was committed, and its title. commits: a hash, for it and all before it, or "hash..hash"."""
-    said = shelf_of(clone).answer("log", "-z", "--format=%cI%x00%s", commits)
+    said = shelf_of(clone).answer("log", "-z", "--no-mailmap", "--format=%cI%x00%s", commits)
     fields = said.split("\0")
     return [(datetime.fromisoformat(when), title) for when, title in zip(fields[::2], fields[1::2], strict=False)]
 
@@ -541,19 +306,7 @@ def _catalogued() -> dict[str, tuple[str, str]]:
     return known | {one.hash: (one.author_date[:10], one.subject) for one in catalogue.commits()}
 
 
-def _defined(clone: Clone, path: str, revision: str) -> set[str]:
-    return set(definitions(clone, revision, path))
-
-
 def _members(clone: Clone, revision: str, path: str, name: str) -> set[str]:
     """The names that are assigned to in a class."""
     body = definition(clone, revision, path, name).node.body
     return {ast.unparse(target) for one in body if isinstance(one, ast.Assign) for target in one.targets}
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ", ".join(map(str, values)) or "none"
-
-
-def _yes(is_so: bool) -> str:
-    return "yes" if is_so else "no"

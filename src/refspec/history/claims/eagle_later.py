@@ -8,7 +8,7 @@ from functools import partial
 
 from refspec.history import catalogue
 from refspec.history.claims.checking import Finding, Part, check, verdict_of
-from refspec.history.claims.eagle_arrival import came, came_with, day
+from refspec.history.claims.eagle_commits import came, came_with, day, yes
 from refspec.history.claims.evidence import (
     Definition,
     commit,
@@ -183,7 +183,7 @@ def ngram(clone: Clone) -> Sequence[Part]:
             "its matching is in C++",
             source,
             f"cpp_lookahead/lookahead.cpp {came(source)} with {first}; the folder has C++ before {moved}: "
-            f"{'yes' if left[0] else 'no'}, after: {'yes' if left[1] else 'no'}",
+            f"{yes(left[0])}, after: {yes(left[1])}",
         ),
     ]
 

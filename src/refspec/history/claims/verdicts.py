@@ -11,7 +11,10 @@ from refspec.history.claims.checking import BEYOND_GIT, CANNOT_SAY, CHECKS, FALS
 from refspec.history.claims.evidence import NotThereError, NotYet, Shelf, shelf_of
 from refspec.history.clone import Clone, HistoryError
 
-_MODULES_OF_CHECKS = ("eagle_arrival", "eagle_worker", "eagle_later", "pull_requests")
+_MODULES_OF_CHECKS = (
+    *("eagle_arrival", "eagle_follow_ups", "eagle_worker", "eagle_slots", "eagle_later"),
+    "pull_requests",
+)
 
 
 @dataclass(frozen=True)
