@@ -59,6 +59,7 @@ def four_commits(clone: Clone) -> Sequence[Part]:
             len(named) == 4,
             f"of {len(titles)} titles, {len(named)} have",
             core=False,
+            command=f"git log --format='%h %as %s' '{FOUR[0]}^..{FOUR[-1]}'",
         ),
     ]
 

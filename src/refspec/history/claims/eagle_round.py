@@ -6,8 +6,9 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from refspec.history.claims.evidence import Definition
+from refspec.history.claims.evidence import Definition, full_path
 from refspec.history.claims.walk import Call, Walk, walk, written
+from refspec.history.clone import HistoryError
 
 RELEASE = "v0.4.6"  # the release that the study notes describe
 WORKER = "eagle_worker.py"
@@ -50,8 +51,14 @@ def draft_forwards_of(way: Walk) -> list[Call]:
 
 
 def models_run(way: Walk) -> tuple[int, int]:
-    """How often the target and the draft run."""
-    return len(way.named(TARGET)), len(draft_forwards_of(way))
+    """How often the target and the draft run. Raises HistoryError if one of them does so who knows how often."""
+    target, draft = way.named(TARGET), draft_forwards_of(way)
+    repeated = {id(call) for call in way.repeated}
+    if any(id(call) in repeated for call in (*target, *draft)):
+        raise HistoryError(
+            "how often a model runs cannot be read off the source: it does so in a loop over what is unknown"
+        )
+    return len(target), len(draft)
 
 
 def made_before(way: Walk, calls: Sequence[Call], later: str) -> list[Call]:
@@ -70,3 +77,9 @@ def assignments(node: ast.AST) -> list[tuple[str, str]]:
     assignments = [one for one in ast.walk(node) if isinstance(one, ast.Assign)]
     assignments.sort(key=lambda one: one.lineno)
     return [(written(target), written(one.value)) for one in assignments for target in one.targets]
+
+
+def shows(revision: str, path: str, *found: Definition) -> str:
+    """A command that shows a reader these definitions."""
+    lines = "".join(f"{one.first},{one.last}p;" for one in found).rstrip(";")
+    return f"git show {revision}:{full_path(path)} | sed -n '{lines}'"

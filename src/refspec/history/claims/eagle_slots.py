@@ -6,7 +6,9 @@ A round is not run but followed through its source (see `walk`), with settings o
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from refspec.history.claims.checking import Part, check
@@ -25,10 +27,11 @@ from refspec.history.claims.eagle_round import (
     follow_round,
     made_before,
     settings_of,
+    shows,
 )
-from refspec.history.claims.evidence import change, commit, definition, definitions, each, grep
+from refspec.history.claims.evidence import change, commit, definition, definitions, each, full_path, grep
 from refspec.history.claims.walk import UNKNOWN, Walk, walk, written
-from refspec.history.clone import Clone
+from refspec.history.clone import Clone, HistoryError
 
 GIVING_BACK = ("restore_state", "clear_draft_cache", "token_to_kv_pool.free", "token_to_kv_pool_allocator.free")
 NO_RADIX_CACHE = "self.disable_radix_cache"
@@ -39,20 +42,23 @@ CHUNK = "self.chunked_prefill_size"
 def draft_slots(clone: Clone) -> Sequence[Part]:
     """Draft allocates batch x topk x num_steps slots at once, with a backup."""
     known = definitions(clone, RELEASE, WORKER)
-    agree, found, written = [], [], ""
+    agree, found, steps_written = [], [], ""
     for batch, topk, steps in ((1, 4, 3), (3, 2, 5), (2, 8, 4)):
         way = follow_round(known, settings_of("decode", steps=steps, topk=topk) | {"batch.batch_size()": batch})
         made = made_before(way, way.named("alloc_token_slots"), TARGET)
         sizes = [call.arguments[0] for call in made if call.arguments]
+        if any(size is UNKNOWN for size in sizes):
+            raise HistoryError(f"{RELEASE}: how many slots draft asks for cannot be read off its source")
         backed = all(call.keywords.get("backup_state") is True for call in made)
         agree.append((sizes == [batch * topk * steps], bool(made) and backed))
         found.append(f"{batch} x {topk} x {steps}: {listed(sizes)}")
-        written = f"{len(made_before(way, draft_forwards_of(way), TARGET))} steps where num_steps is {steps}"
+        steps_written = f"{len(made_before(way, draft_forwards_of(way), TARGET))} steps where num_steps is {steps}"
     return [
         Part(
             "draft allocates batch x topk x num_steps slots, in one call",
             all(size for size, _ in agree),
-            f"slots asked for at {'; '.join(found)}; the draft writes those of {written}",
+            f"slots asked for at {'; '.join(found)}; the draft writes those of {steps_written}",
+            command=shows(RELEASE, WORKER, known["EAGLEWorker.draft"]),
         ),
         Part(
             "and has the allocator's state backed up",
@@ -72,7 +78,9 @@ def when_draft_slots_go_back(clone: Clone) -> Sequence[Part]:
         ways[revision] = follow_round(known, settings_of("decode"))
     back, verified = ways[RELEASE].at("restore_state"), ways[RELEASE].at(TARGET)
     given = [written(call.node.args[0]) for call in ways[RELEASE].named("restore_state") if call.node.args]
-    whole = [name for name in given if "accept" not in name]
+    draft = definition(clone, RELEASE, WORKER, "EAGLEWorker.draft")
+    backups = " ".join(target for target, value in assignments(draft.node) if "backup_state=True" in value)
+    whole = [name for name in given if re.search(rf"\b{re.escape(name)}\b", backups)]
     return [
         Part(
             "the allocator's state is restored after verification",
@@ -81,11 +89,13 @@ def when_draft_slots_go_back(clone: Clone) -> Sequence[Part]:
             + ", ".join(
                 f"at {one} {_place_of(ways[one].at(*GIVING_BACK), ways[one].at(TARGET))}" for one in revisions[1:]
             ),
+            command=shows(RELEASE, WORKER, draft),
         ),
         Part(
             "acceptance decides what is given back",
             bool(given) and not whole,
-            f"restore_state is given {', '.join(given) or 'nothing'}, the backup as it was: all draft slots go back",
+            f"restore_state is given {', '.join(given) or 'nothing'}"
+            f"{', the state as it was before drafting' if whole else ''}",
         ),
     ]
 
@@ -111,6 +121,7 @@ def what_verification_frees(clone: Clone) -> Sequence[Part]:
                 for one, mask in zip(freed, masks or [""], strict=False)
             )
             or "it frees nothing",
+            command=shows(RELEASE, TREES, found),
         ),
         Part(
             "it keeps those that were",
@@ -138,8 +149,9 @@ def pages_and_branches(clone: Clone) -> Sequence[Part]:
             "#4908 takes page_size above 1 together with topk above 1",
             commit(clone, PAGES).pr == 4908 and not ways[PAGES].raised,
             "; ".join(f"{one}: {_outcome(ways[one], copies[one])}" for one in revisions)
-            + f"; {RELEASE} sets topk to {_told(set_to.get('self.speculative_eagle_topk', UNKNOWN))} "
-            "when page_size is 16 and topk 4",
+            + f"; {RELEASE} sets topk to {set_to.get('self.speculative_eagle_topk', UNKNOWN)} when page_size is 16 and "
+            "topk 4",
+            command=shows(RELEASE, WORKER, definition(clone, RELEASE, WORKER, "EAGLEWorker.draft")),
         ),
         Part(
             "#4908 copies the last partial page",
@@ -177,18 +189,19 @@ def backup_and_restore(clone: Clone) -> Sequence[Part]:
 def in_the_radix_tree(clone: Clone) -> Sequence[Part]:
     """Accepted tokens enter the radix tree as ordinary ones do."""
     part_3, refactored = "ad20b7957e", "d3d4d76758"
-    now = _started_server(clone, RELEASE, {})
-    first, before, after = (_started_server(clone, one, {}) for one in (part_3, f"{refactored}^", refactored))
+    revisions = (RELEASE, part_3, f"{refactored}^", refactored)
+    switched = dict(zip(revisions, each(partial(_switched, clone), revisions), strict=True))
     return [
         Part(
             "with EAGLE there is a radix cache",
-            now.get(NO_RADIX_CACHE) is False,
-            f"{RELEASE}: {_switches(now)}",
+            not switched[RELEASE][0],
+            f"{RELEASE}: {_cache_and_chunks(switched[RELEASE])}",
         ),
         Part(
             "there was one from the first",
-            first.get(NO_RADIX_CACHE) is False,
-            f"{part_3}: {_switches(first)}; {refactored}^: {_switches(before)}; {refactored}: {_switches(after)}",
+            not switched[part_3][0],
+            "; ".join(f"{one}: {_cache_and_chunks(switched[one])}" for one in revisions[1:]),
+            command=f"git show {refactored} -- {full_path(SERVER)}",
             core=False,
         ),
     ]
@@ -220,11 +233,15 @@ def _started_server(clone: Clone, revision: str, settings: Mapping[str, Any]) ->
     return walk(known, "ServerArgs.__post_init__", values).values
 
 
-def _switches(values: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name.removeprefix('self.')} = {_told(values.get(name, UNKNOWN))}" for name in (NO_RADIX_CACHE, CHUNK)
-    )
+def _switched(clone: Clone, revision: str) -> tuple[bool, int]:
+    """With EAGLE: is the radix cache off, and of which size are chunks of prefill? -1: it is not chunked."""
+    values = _started_server(clone, revision, {})
+    found = values.get(NO_RADIX_CACHE, UNKNOWN), values.get(CHUNK, UNKNOWN)
+    if UNKNOWN in found:
+        raise HistoryError(f"{revision}: what EAGLE switches off cannot be read off its source")
+    return found
 
 
-def _told(value: Any) -> str:
-    return "what is not known" if value is UNKNOWN else str(value)
+def _cache_and_chunks(switched: tuple[bool, int]) -> str:
+    off, chunk = switched
+    return f"the radix cache is {'off' if off else 'on'}, prefill is {'not ' if chunk < 0 else ''}chunked"

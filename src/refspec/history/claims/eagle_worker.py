@@ -30,10 +30,14 @@ from refspec.history.claims.eagle_round import (
     is_draft,
     models_run,
     settings_of,
+    shows,
 )
-from refspec.history.claims.evidence import Definition, definition, definitions, each, exists
+from refspec.history.claims.evidence import Definition, definition, definitions, each, exists, full_path
 from refspec.history.claims.walk import UNKNOWN, Call, value_of, walk, written
 from refspec.history.clone import Clone, HistoryError
+
+TREE_BUILDER, PREPROCESS = "build_eagle_tree.py", "build_tree_kernel_efficient_preprocess"
+
 
 # --- whose worker it is, and what the scheduler sees of it
 
@@ -57,11 +61,13 @@ def which_model_the_worker_runs(clone: Clone) -> Sequence[Part]:
             drafts != ["True"],
             f"super().__init__ is given is_draft_worker={', '.join(drafts) or 'nothing'}; the target's worker is "
             f"{'held as ' + ', '.join(held) if held else 'not held'}",
+            command=shows(RELEASE, WORKER, start),
         ),
         Part(
             "beside it, it holds another ModelRunner for the draft",
             given != ["self.model_runner"],
             f"draft_model_runner returns {', '.join(given) or 'nothing'} (line {runner.first})",
+            command=shows(RELEASE, WORKER, runner),
         ),
     ]
 
@@ -84,13 +90,15 @@ def what_the_scheduler_calls(clone: Clone) -> Sequence[Part]:
     return [
         Part(
             "run_batch calls the same with and without speculation",
-            called[0] == called[1],
+            called[0] == called[1] != [],
             f"without: {', '.join(called[0]) or 'nothing'}; with: {', '.join(called[1]) or 'nothing'}",
+            command=shows(RELEASE, SCHEDULER, known["Scheduler.run_batch"]),
         ),
         Part(
             "the scheduler has no branch on it",
             not branches,
-            f"{len(branches)} conditions of Scheduler's ask spec_algorithm, in lines {listed(branches)}",
+            f"{len(branches)} conditions of Scheduler's ask spec_algorithm, in lines {listed(sorted(branches))}",
+            command=f"git grep -n spec_algorithm {RELEASE} -- {full_path(SCHEDULER)}",
         ),
     ]
 
@@ -108,6 +116,7 @@ def three_ways(clone: Clone) -> Sequence[Part]:
             "it has three branches, for decode, idle and extend",
             len(ways) == len(MODES),
             f"{len(ways)} different ones, in lines {listed(sorted(ways))}",
+            command=shows(RELEASE, WORKER, known[ROUND]),
         ),
         Part(
             "decode and extend run both models",
@@ -126,7 +135,8 @@ def three_ways(clone: Clone) -> Sequence[Part]:
 @check("E16")
 def what_a_round_returns(clone: Clone) -> Sequence[Part]:
     """Its return value is the total of accepted tokens."""
-    returned = follow_round(definitions(clone, RELEASE, WORKER), settings_of("decode")).returned
+    worker = definitions(clone, RELEASE, WORKER)
+    returned = follow_round(worker, settings_of("decode")).returned
     last = written(returned.elts[-1]) if isinstance(returned, ast.Tuple) else "no tuple"
     verify = definition(clone, RELEASE, TREES, "EagleVerifyInput.verify").node
     moved = {written(call.args[0]) for call in calls_of(verify, "batch.seq_lens.add_")}
@@ -141,6 +151,7 @@ def what_a_round_returns(clone: Clone) -> Sequence[Part]:
             "the last of what it returns is the sum of the accepted lengths",
             last.startswith("sum(") and "accept_length" in last,
             f"after a decode round: {last}",
+            command=shows(RELEASE, WORKER, worker[ROUND]),
         ),
         Part(
             "the bonus token is not among them",
@@ -169,6 +180,7 @@ def draft_forwards(clone: Clone) -> Sequence[Part]:
             "a round runs the draft num_steps + 1 times",
             runs[RELEASE] == [s + 1 for s in steps],
             f"for num_steps 1 to 5, {table}",
+            command=f"git show {ONE_FORWARD_LESS} -- {full_path(WORKER)}",
         )
     ]
 
@@ -176,12 +188,19 @@ def draft_forwards(clone: Clone) -> Sequence[Part]:
 @check("E18")
 def draft_forwards_of_three_steps(clone: Clone) -> Sequence[Part]:
     """With num_steps=3, a round has 3 forwards of the draft and one that extends it."""
-    way = follow_round(definitions(clone, RELEASE, WORKER), settings_of("decode", steps=3))
+    known = definitions(clone, RELEASE, WORKER)
+    way = follow_round(known, settings_of("decode", steps=3))
+    models_run(way)
     verified = min(way.at(TARGET), default=len(way.calls))
     places = [place for place, call in enumerate(way.calls) if is_draft(call)]
     before, after = sum(place < verified for place in places), sum(place > verified for place in places)
     return [
-        Part("3 forwards of the draft come before the verification", before == 3, f"{before} do"),
+        Part(
+            "3 forwards of the draft come before the verification",
+            before == 3,
+            f"{before} do",
+            command=_in_draft(known),
+        ),
         Part("1 comes after it, to extend", after == 1, f"{after} does" if after == 1 else f"{after} do"),
     ]
 
@@ -203,13 +222,14 @@ def candidates(clone: Clone) -> Sequence[Part]:
         Part(
             "12 candidates are scored",
             scored == [4, 4, 4],
-            f"{'+'.join(map(str, scored))} = {sum(scored)}: the first step scores topk of them, a later one topk of "
-            "each of the topk beams",
+            f"{'+'.join(map(str, scored))} = {sum(scored)} are",
+            command=shows(RELEASE, TREES, definition(clone, RELEASE, TREES, "select_top_k_tokens")),
         ),
         Part(
             "all of them are verified with the root",
             kept == sum(scored),
             f"of num_draft_tokens = 8 the tree keeps {kept} candidates and the root",
+            command=shows(RELEASE, TREE_BUILDER, definition(clone, RELEASE, TREE_BUILDER, PREPROCESS)),
         ),
     ]
 
@@ -230,6 +250,8 @@ def size_of_verification(clone: Clone) -> Sequence[Part]:
     settings["self.server_args.speculative_num_draft_tokens"] = draft_tokens
     way = follow_round(definitions(clone, RELEASE, WORKER), settings)
     created = _argument_given(clone, way.named("EagleVerifyInput.create"), "num_verify_tokens")
+    if created is UNKNOWN:
+        raise HistoryError(f"{RELEASE}: how many tokens are verified cannot be read off its source")
     field = _field_given(clone, "num_verify_tokens")
     return [
         Part(
@@ -265,7 +287,17 @@ def a_graph_of_its_own(clone: Clone) -> Sequence[Part]:
     ]
 
 
-# --- the tree of candidates
+def _in_draft(known: Mapping[str, Definition]) -> str:
+    """A command that shows where the worker runs the draft."""
+    return shows(
+        RELEASE,
+        WORKER,
+        *(
+            one
+            for name, one in known.items()
+            if name.startswith(("EAGLEWorker.draft_forward", "EAGLEWorker.forward_draft_extend_after"))
+        ),
+    )
 
 
 def _branch_of(function: ast.AST, mode: str) -> int | None:
@@ -281,6 +313,9 @@ def _branch_of(function: ast.AST, mode: str) -> int | None:
                     return node.orelse[0].lineno
                 node = node.orelse[0]
     return None
+
+
+# --- the tree of candidates
 
 
 def _candidates_scored(clone: Clone, topk: int, steps: int) -> list[int]:
@@ -352,11 +387,10 @@ def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
 
 def _kept_candidates(clone: Clone, verified: int) -> int:
     """How many candidates the tree keeps, where that many tokens are to be verified."""
-    name = "build_tree_kernel_efficient_preprocess"
-    way = walk(definitions(clone, RELEASE, "build_eagle_tree.py"), name, {"num_verify_tokens": verified})
+    way = walk(definitions(clone, RELEASE, TREE_BUILDER), PREPROCESS, {"num_verify_tokens": verified})
     kept = [call.arguments[1] for call in way.named("topk") if len(call.arguments) > 1]
     if len(kept) != 1 or kept[0] is UNKNOWN:
-        raise HistoryError(f"{RELEASE}: how many candidates {name} keeps cannot be read off its source")
+        raise HistoryError(f"{RELEASE}: how many candidates {PREPROCESS} keeps cannot be read off its source")
     return int(kept[0])
 
 

@@ -39,11 +39,13 @@ class Call:
 class Walk:
     """What a function does, as far as its source tells.
 
-    calls: in their order, those of entered functions behind the call that entered them. values: what is known when it
-    ends. returned: the expression that it returns. raised: the exception that it ends with; "" for none.
+    calls: in their order, those of entered functions behind the call that entered them. repeated: those in loops of
+    which it is not known how often they are gone through; here, once. values: what is known when it ends. returned: the
+    expression that it returns. raised: the exception that it ends with; "" for none.
     """
 
     calls: tuple[Call, ...]
+    repeated: tuple[Call, ...]
     values: Mapping[str, Any]
     returned: ast.expr | None
     raised: str
@@ -69,7 +71,7 @@ def walk(definitions: Mapping[str, Definition], name: str, known: Mapping[str, A
         returned = left.value if left else None
     except _Raised as ended:
         raised = str(ended)
-    return Walk(tuple(walker.calls), walker.values, returned, raised)
+    return Walk(tuple(walker.calls), tuple(walker.repeated), walker.values, returned, raised)
 
 
 @lru_cache(maxsize=65_536)
@@ -102,6 +104,7 @@ class _Walker:
     values: dict[str, Any]
     entered: tuple[str, ...]
     calls: list[Call] = field(default_factory=list)
+    repeated: list[Call] = field(default_factory=list)
 
     def run(self, statements: Sequence[ast.stmt]) -> _Left | None:
         for statement in statements:
@@ -119,7 +122,7 @@ class _Walker:
                 return self.loop(statement)
             case ast.While():
                 self.note(statement.test)
-                return _outside_the_loop(self.run(statement.body))
+                return _outside_the_loop(self.run_repeated(statement.body))
             case ast.With() | ast.AsyncWith():
                 for item in statement.items:
                     self.note(item.context_expr)
@@ -169,6 +172,7 @@ class _Walker:
                 ways.append((fork, raised))
         (taken, left), (other, other_left) = sorted(ways, key=lambda way: (_rank(way[1]), -len(way[0].calls)))
         self.calls += taken.calls
+        self.repeated += taken.repeated
         if isinstance(left, _Raised):
             raise left
         if not other_left:
@@ -184,10 +188,17 @@ class _Walker:
             self.assign(statement.target, None)
             if number is not UNKNOWN and isinstance(statement.target, ast.Name):
                 self.values[statement.target.id] = number
-            left = self.run(statement.body)
+            left = self.run_repeated(statement.body) if rounds is None else self.run(statement.body)
             if left and left.how != "continue":
                 return _outside_the_loop(left)
         return self.run(statement.orelse)
+
+    def run_repeated(self, statements: Sequence[ast.stmt]) -> _Left | None:
+        first = len(self.calls)
+        try:
+            return self.run(statements)
+        finally:
+            self.repeated += self.calls[first:]
 
     def rounds(self, of: ast.expr) -> range | None:
         if not (isinstance(of, ast.Call) and written(of.func) == "range"):
@@ -219,6 +230,7 @@ class _Walker:
             self.handed_over(function, call, own),
             (*self.entered, inner),
             self.calls,
+            self.repeated,
         )
         entered.run(function.body)
         if own:
