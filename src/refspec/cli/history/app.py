@@ -26,6 +26,7 @@ COMMANDS = {
     "follow": ("refspec.cli.history.follow:follow",),
     "moved": ("refspec.cli.history.moved:moved",),
     "claims": ("refspec.cli.history.claims:claims",),
+    "explore": ("refspec.cli.history.explore:explore",),
 }
 
 

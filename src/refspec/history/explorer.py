@@ -1,0 +1,415 @@
+"""The full-screen explorer: commits, files, story and releases as lists, and beside the list what the row is about.
+
+One screen, four tabs, one search line. Everything is there without a clone but the messages and the diffs. Whatever
+another person wrote goes through `printable`, and none of it is read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on, work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, VerticalScroll
+from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
+from textual.worker import get_current_worker
+
+from refspec.history import catalogue
+from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, Release, StoryCommit
+from refspec.history.clone import Clone, HistoryError
+from refspec.history.commits import read_commits
+from refspec.history.show import message_of, patch_of
+from refspec.history.sources import Source
+from refspec.history.story import commentary
+from refspec.printable import printable
+
+LONGEST_PATCH = 2000  # lines shown at once; a longer one is cut, and says so
+BAR = 16  # cells of the longest bar
+WIDE = 110  # columns from which on list and pane stand side by side
+
+
+@dataclass(frozen=True)
+class FileLife:
+    """A file of the folder, over all its commits. last_status is "D" where it is gone."""
+
+    name: str
+    commits: tuple[Commit, ...]
+    last_status: str
+
+
+def matches(commit: Commit, words: str) -> bool:
+    """Does every one of the words say something of the commit?
+
+    A word may be part of the title or of a file's name, "#" and a pull request's number, or the beginning of a hash
+    or of the author's date.
+    """
+    text = " ".join([commit.subject, *_paths(commit)]).lower()
+    return all(
+        word == f"#{commit.pr}"
+        if word.startswith("#")
+        else word in text or commit.hash.startswith(word) or commit.author_date.startswith(word)
+        for word in words.lower().split()
+    )
+
+
+def lives_of_files(commits: Iterable[Commit], directory: str = DIRECTORY) -> list[FileLife]:
+    """Each file that the commits (the oldest first) name, in the order of names. A rename begins a new one."""
+    touched: dict[str, list[Commit]] = {}
+    last: dict[str, str] = {}
+    for commit in commits:
+        for change in commit.changes:
+            touched.setdefault(change.path, []).append(commit)
+            last[change.path] = change.status
+            if change.old_path:
+                touched.setdefault(change.old_path, []).append(commit)
+                last[change.old_path] = "D"
+    return [
+        FileLife(path.removeprefix(f"{directory}/"), tuple(touched[path]), last[path])
+        for path in sorted(touched, key=str.lower)
+    ]
+
+
+class Explorer(App[None]):
+    """Lists on one side, what the chosen row is about on the other.
+
+    source: what answers. commits: those of the folder, the oldest first; of the clone if there is one, else of the
+    catalogue. Nothing is read from the clone before a row asks for it, and that in a thread of its own.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "refspec history explore"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012 - so textual declares it
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "tab('commits')", "Commits"),
+        Binding("2", "tab('files')", "Files"),
+        Binding("3", "tab('story')", "Story"),
+        Binding("4", "tab('releases')", "Releases"),
+        Binding("slash", "search", "Search"),
+        Binding("d", "toggle_diff", "Diff"),
+        Binding("tab", "switch_side", "Text", priority=True),
+        Binding("escape", "leave", "Back", show=False),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+    ]
+    CSS = """
+    Screen { layout: vertical; }
+    #where { height: 1; background: $panel; padding: 0 1; }
+    #body { height: 1fr; }
+    .-wide #body { layout: horizontal; }
+    .-wide TabbedContent { width: 1fr; height: 1fr; }
+    .-wide #pane { width: 1fr; height: 1fr; border-left: solid $panel; }
+    .-narrow #body { layout: vertical; }
+    .-narrow TabbedContent { height: 1fr; }
+    .-narrow #pane { height: 1fr; border-top: solid $panel; }
+    #pane { padding: 0 1; scrollbar-size: 1 1; }
+    #pane:focus { background: $boost; }
+    TabPane { padding: 0; }
+    DataTable { height: 1fr; overflow-x: hidden; scrollbar-size: 1 1; }
+    #search { height: 1; border: none; padding: 0 1; display: none; }
+    #search.open { display: block; }
+    """
+
+    def __init__(self, source: Source, commits: Sequence[Commit]) -> None:
+        super().__init__()
+        self.source = source
+        self.commits = list(commits)
+        self.by_hash = {commit.hash: commit for commit in self.commits}
+        self.files = {life.name: life for life in lives_of_files(self.commits)}
+        self.story = {commit.label: commit for commit in catalogue.story()}
+        held = [release for release in catalogue.releases() if release.files]
+        self.releases = {release.version: release for release in held}
+        self.before = {release.version: earlier for earlier, release in zip([None, *held], held, strict=False)}
+        self.shows_diff = False
+
+    # --- the screen
+
+    def compose(self) -> ComposeResult:
+        """The line of the source, the four lists, the pane of text, the search line, the keys."""
+        yield Static(self._where(), id="where", markup=False)
+        with Container(id="body"):
+            with TabbedContent(initial="commits"):
+                for name in ("commits", "files", "story", "releases"):
+                    with TabPane(name.capitalize(), id=name):
+                        yield DataTable(id=f"{name}-list", cursor_type="row", zebra_stripes=False)
+            with VerticalScroll(id="pane", can_focus=True):
+                yield Static(id="text", markup=False)
+        yield Input(placeholder="words of the title, a file, #PR, a day (2026-06) or a hash", id="search")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Fills the lists. The newest commit is the first row; the story begins at its beginning."""
+        self._fill("commits", ("Day", "PR", "+", "-", "Title"), [self._commit_row(c) for c in reversed(self.commits)])
+        self._fill("files", ("Commits", "From", "To", "File"), [_file_row(life) for life in self.files.values()])
+        self._fill("story", ("", "Day", "PR", "Title"), [_story_row(commit) for commit in self.story.values()])
+        most = max((sum(release.files.values()) for release in self.releases.values()), default=1)
+        rows = [_release_row(release, most) for release in reversed(self.releases.values())]
+        self._fill("releases", ("Release", "Day", "Files", "Lines", ""), rows)
+        self.query_one("#commits-list").focus()
+
+    def _fill(self, name: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> None:
+        table = self.query_one(f"#{name}-list", DataTable)
+        if not table.columns:
+            table.add_columns(*columns)
+        table.clear()
+        for key, cells in rows:
+            table.add_row(*(Text(_line(cell), no_wrap=True) for cell in cells), key=key)
+
+    def _where(self) -> str:
+        clone = self.source.clone
+        if clone:
+            return _line(f"{clone.folder}, {clone.main.name}: {len(self.commits)} commits of {DIRECTORY}")
+        return f"catalogue, to {catalogue.reach().date}: {len(self.commits)} commits of {DIRECTORY}; no clone, no diffs"
+
+    def _commit_row(self, commit: Commit) -> tuple[str, Sequence[str]]:
+        plus, minus = (f"{'' if n is None else n:>4}" for n in (commit.lines_added, commit.lines_deleted))
+        return commit.hash, (commit.author_date[:10], _pr(commit.pr), plus, minus, commit.subject)
+
+    # --- what the chosen row is about
+
+    @on(DataTable.RowHighlighted)
+    def show_row(self, event: DataTable.RowHighlighted) -> None:
+        """Tells what the row is about, if its list is the one in front."""
+        if event.data_table.id == f"{self._tab}-list" and event.row_key.value is not None:
+            self._show(event.row_key.value)
+
+    @on(TabbedContent.TabActivated)
+    def show_tab(self) -> None:
+        """Tells what the chosen row of the list in front is about."""
+        if not self.query_one("#search").has_focus:
+            self._list.focus()
+        self._show_chosen()
+
+    @on(DataTable.RowSelected)
+    def follow_row(self, event: DataTable.RowSelected) -> None:
+        """Enter or a click: of a file the commits that touched it, of anything else the text."""
+        if self._tab == "files" and event.row_key.value is not None:
+            self._search_for(f"{PurePosixPath(DIRECTORY).name}/{event.row_key.value}")
+        else:
+            self.query_one("#pane").focus()
+
+    @property
+    def _tab(self) -> str:
+        return self.query_one(TabbedContent).active
+
+    @property
+    def _list(self) -> DataTable[Text]:
+        return self.query_one(f"#{self._tab}-list", DataTable)
+
+    def _show_chosen(self) -> None:
+        table = self._list
+        if table.row_count == 0:
+            self._tell(Text("Nothing here matches."))
+            return
+        key = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+        if key is not None:
+            self._show(key)
+
+    def _show(self, key: str) -> None:
+        if self._tab == "files":
+            self._tell(_about_file(self.files[key]))
+        elif self._tab == "releases":
+            self._tell(_about_release(self.releases[key], self.before[key]))
+        elif self._tab == "story":
+            told = self.story[key]
+            self._tell_commit(told.hash, _about_story(told))
+        else:
+            self._tell_commit(key, _about_commit(self.by_hash[key]))
+
+    def _tell(self, text: Text) -> None:
+        self.workers.cancel_group(self, "clone")
+        self._write(text)
+
+    def _tell_commit(self, commit: str, facts: Text) -> None:
+        """The facts at once; what the clone adds to them when it is there."""
+        self._tell(facts)
+        if self.source.clone is None:
+            if self.shows_diff:
+                self._write(facts + _note("The diff needs a clone of SGLang: refspec history clone makes one."))
+            return
+        self._read(self.source.clone, commit, facts)
+
+    @work(thread=True, exclusive=True, group="clone")
+    def _read(self, clone: Clone, commit: str, facts: Text) -> None:
+        try:
+            clone.commit(commit)
+            if self.shows_diff:  # of a commit that leaves the folder alone, all of it
+                more = _patch(patch_of(clone, commit, DIRECTORY if commit in self.by_hash else None))
+            else:
+                more = Text("\n" + printable(message_of(clone, commit)))
+        except HistoryError as error:
+            more = _note(str(error))
+        if not get_current_worker().is_cancelled:
+            self.call_from_thread(self._write, facts + more)
+
+    def _write(self, text: Text) -> None:
+        self.query_one("#text", Static).update(text)
+        self.query_one("#pane").scroll_home(animate=False)
+
+    # --- keys
+
+    def action_tab(self, name: str) -> None:
+        """Brings a list to the front."""
+        self.query_one(TabbedContent).active = name
+
+    def action_toggle_diff(self) -> None:
+        """The diff instead of the message, or the message again."""
+        self.shows_diff = not self.shows_diff
+        self._show_chosen()
+
+    def action_switch_side(self) -> None:
+        """From the list to the text, and back."""
+        (self._list if self.query_one("#pane").has_focus else self.query_one("#pane")).focus()
+
+    def action_search(self) -> None:
+        """Opens the search line, over the commits."""
+        self.action_tab("commits")
+        search = self.query_one("#search", Input)
+        search.add_class("open")
+        search.focus()
+
+    def action_leave(self) -> None:
+        """Out of the search, which ends it, or out of the text."""
+        search = self.query_one("#search", Input)
+        if search.has_class("open"):
+            search.value = ""
+            search.remove_class("open")
+        self._list.focus()
+
+    def _search_for(self, words: str) -> None:
+        self.action_search()
+        self.query_one("#search", Input).value = words
+        self.query_one("#commits-list").focus()
+
+    @on(Input.Changed, "#search")
+    def filter_commits(self, event: Input.Changed) -> None:
+        """Leaves the commits that the words match."""
+        found = [commit for commit in reversed(self.commits) if matches(commit, event.value)]
+        self._fill("commits", (), [self._commit_row(commit) for commit in found])
+        self._show_chosen()
+
+    @on(Input.Submitted, "#search")
+    def end_typing(self) -> None:
+        """To the list; what was searched for stays."""
+        self._list.focus()
+
+
+def commits_of(source: Source) -> list[Commit]:
+    """The folder's commits, the oldest first: the clone's, or the catalogue's where there is no clone."""
+    return read_commits(source.clone) if source.clone else list(catalogue.commits())
+
+
+def _paths(commit: Commit) -> Iterator[str]:
+    for change in commit.changes:
+        yield change.path
+        if change.old_path:
+            yield change.old_path
+
+
+def _file_row(life: FileLife) -> tuple[str, Sequence[str]]:
+    first, last = life.commits[0].author_date[:10], life.commits[-1].author_date[:10]
+    return life.name, (f"{len(life.commits):>7}", first, last if life.last_status == "D" else "", life.name)
+
+
+def _story_row(commit: StoryCommit) -> tuple[str, Sequence[str]]:
+    return commit.label, (commit.label, commit.author_date, _pr(commit.pr), commit.subject)
+
+
+def _release_row(release: Release, most: int) -> tuple[str, Sequence[str]]:
+    lines = sum(release.files.values())
+    bar = "█" * round(lines / most * BAR)
+    return release.version, (
+        release.version,
+        release.committer_date[:10],
+        f"{len(release.files):>5}",
+        f"{lines:>5}",
+        bar,
+    )
+
+
+def _about_commit(commit: Commit) -> Text:
+    text = Text()
+    text.append(f"{printable(commit.subject)}\n\n", "bold")
+    text.append(f"commit    {commit.hash}\nauthored  {commit.author_date}\ncommitted {commit.committer_date}\n")
+    if commit.pr:
+        text.append("pull      ").append(f"{REPOSITORY}/pull/{commit.pr}\n", f"link {REPOSITORY}/pull/{commit.pr}")
+    if commit.lines_added is not None:
+        text.append(f"lines     +{commit.lines_added} -{commit.lines_deleted} in the folder\n")
+    if commit.boundary:
+        text.append("Its parents are not in this clone, which is shallow: what it changed is not known.\n")
+    text.append("\n")
+    for change in commit.changes:
+        name = printable(change.path.removeprefix(f"{DIRECTORY}/"))
+        was = f"  (was {printable(change.old_path.removeprefix(f'{DIRECTORY}/'))})" if change.old_path else ""
+        text.append(f"{change.status} {name}{was}\n")
+    return text
+
+
+def _about_story(told: StoryCommit) -> Text:
+    text = Text()
+    text.append(f"{told.label}. {printable(told.subject)}\n", "bold")
+    text.append(f"{told.author_date}  {told.hash}  ")
+    text.append(f"#{told.pr}\n\n", f"link {REPOSITORY}/pull/{told.pr}")
+    text.append(f"{told.why}.\n\n", "italic").append(f"{commentary(told.label)}\n")
+    return text
+
+
+def _about_file(life: FileLife) -> Text:
+    text = Text()
+    text.append(f"{printable(life.name)}\n\n", "bold")
+    text.append(f"{len(life.commits)} commits; Enter lists them\n\n")
+    for commit in reversed(life.commits):
+        text.append(f"{commit.author_date[:10]}  {_pr(commit.pr):>6}  {_line(commit.subject)}\n")
+    return text
+
+
+def _about_release(release: Release, before: Release | None) -> Text:
+    text = Text()
+    text.append(f"{release.version}\n\n", "bold")
+    text.append(f"commit {release.commit}, {release.committer_date[:10]}\n")
+    if not release.on_main:
+        text.append(f"on a branch of its own, {release.commits_off_main} commits off the main line\n")
+    held = {} if before is None else before.files
+    text.append("\n")
+    for name in sorted(release.files | held):
+        if name not in held:
+            text.append(f"+ {name}  {release.files[name]} lines\n", "green")
+        elif name not in release.files:
+            text.append(f"- {name}\n", "red")
+        else:
+            grown = release.files[name] - held[name]
+            text.append(f"  {name}  {release.files[name]} lines{f' ({grown:+})' if grown else ''}\n")
+    return text
+
+
+def _patch(patch: str) -> Text:
+    """A patch with its lines in the colours that people know."""
+    lines = patch.splitlines()
+    text = Text("\n")
+    for line in lines[:LONGEST_PATCH]:
+        text.append(f"{printable(line)}\n", _style_of(line))
+    if len(lines) > LONGEST_PATCH:
+        text += _note(f"{len(lines) - LONGEST_PATCH} more lines: refspec history show prints them all")
+    return text
+
+
+def _style_of(line: str) -> str:
+    if line.startswith(("diff ", "+++", "---", "index ", "new file", "deleted file", "rename ", "similarity ")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+
+
+def _note(words: str) -> Text:
+    return Text(f"\n{printable(words)}\n", "dim")
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split("\n")).replace("\t", " "))
+
+
+def _pr(number: int | None) -> str:
+    return f"#{number}" if number else ""
