@@ -12,6 +12,7 @@ from rich.table import Table
 
 from refspec.cli.bench_algorithms import algorithms
 from refspec.cli.bench_chain import chain
+from refspec.cli.bench_history import history
 from refspec.cli.bench_host_overhead import host_overhead
 from refspec.cli.bench_kernels import kernels
 from refspec.cli.command_line import CommandLine, UsageError, shows_progress
@@ -24,6 +25,7 @@ bench_app = typer.Typer(cls=CommandLine, rich_markup_mode=None)
 bench_app.command()(algorithms)
 bench_app.command()(kernels)
 bench_app.command()(chain)
+bench_app.command()(history)
 
 
 @bench_app.callback()

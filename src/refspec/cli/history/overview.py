@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections import Counter
 from dataclasses import asdict
 
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_of
-from refspec.cli.history.output import console, print_json
+from refspec.cli.history.output import print_json, shown
 from refspec.history import catalogue
 
 NEXT = (
     ("refspec history story", "the instructive commits, one by one"),
     ("refspec history log", "all commits; --help lists its filters"),
     ("refspec history dir --releases", "how the folder grew"),
-    ("refspec history claims", "77 statements about this code, and what is true of them"),
+    ("refspec history claims", "what is said of this code, and what is true of it"),
     ("refspec history explore", "all of it on a full screen"),
 )
 
@@ -38,22 +40,22 @@ def overview(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_
             }
         )
         return
-    out = console()
-    out.print(f"SGLang's {catalogue.DIRECTORY}", style="bold")
-    out.print(f"{len(commits)} commits on the main line from {commits[0].author_date[:10]} to {reach.date}")
-    out.print()
+    # Plain text, and no rich for it: this is the first that a reader sees, and it should be there at once.
+    print(f"SGLang's {catalogue.DIRECTORY}")
+    print(f"{len(commits)} commits on the main line from {commits[0].author_date[:10]} to {reach.date}\n")
     widest = max(quarters.values())
-    bar = "#" if out.options.ascii_only else "█"
+    room = shutil.get_terminal_size().columns - len("  2026 Q2   227  ")
+    bar = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
     for quarter, number in sorted(quarters.items()):
-        out.print(f"  {quarter}  {number:4}  {bar * round(number / widest * 40)}", no_wrap=True, overflow="crop")
-    out.print()
+        print(f"  {quarter}  {number:4}  {bar * round(number / widest * max(1, min(40, room)))}")
+    print()
     for command, purpose in NEXT:
-        out.print(f"  {command:31} {purpose}", no_wrap=True, overflow="ellipsis")
-    out.print()
+        print(f"  {command:31} {purpose}")
+    print()
     if source.clone:
-        out.print(f"Clone: {source.clone.folder} ({source.why}); main line: {source.clone.main.name}", soft_wrap=True)
+        print(shown(f"Clone: {source.clone.folder} ({source.why}); main line: {source.clone.main.name}"))
     else:
-        out.print("No clone at hand, so the catalogue answers: refspec history clone makes one.", soft_wrap=True)
+        print("No clone at hand, so the catalogue answers: refspec history clone makes one.")
 
 
 def _quarter(date: str) -> str:
