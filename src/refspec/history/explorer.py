@@ -23,7 +23,8 @@ from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, Release, StoryCommit
 from refspec.history.clone import Clone, HistoryError
 from refspec.history.commits import read_commits
-from refspec.history.show import message_of, patch_of
+from refspec.history.revisions import find
+from refspec.history.show import details
 from refspec.history.sources import Source
 from refspec.history.story import commentary
 from refspec.printable import printable
@@ -237,10 +238,15 @@ class Explorer(App[None]):
     def _read(self, clone: Clone, commit: str, facts: Text) -> None:
         try:
             clone.commit(commit)
-            if self.shows_diff:  # of a commit that leaves the folder alone, all of it
-                more = _patch(patch_of(clone, commit, DIRECTORY if commit in self.by_hash else None))
+            # Of a commit that leaves the folder alone, all of it.
+            everything = commit not in self.by_hash
+            known = details(self.source, find(self.source, commit), contents=self.shows_diff, all_files=everything)
+            if not self.shows_diff:
+                more = Text(f"\n{printable(known.body or '')}\n")
+            elif known.comparison is None or not known.comparison.whole:
+                more = _note(". ".join(known.lacks) or "What it changed is not known.")
             else:
-                more = Text("\n" + printable(message_of(clone, commit)))
+                more = _patch("\n".join(file.patch for file in known.comparison.files))
         except HistoryError as error:
             more = _note(str(error))
         if not get_current_worker().is_cancelled:
@@ -354,7 +360,15 @@ def _about_story(told: StoryCommit) -> Text:
     text.append(f"{told.label}. {printable(told.subject)}\n", "bold")
     text.append(f"{told.author_date}  {told.hash}  ")
     text.append(f"#{told.pr}\n\n", f"link {REPOSITORY}/pull/{told.pr}")
-    text.append(f"{told.why}.\n\n", "italic").append(f"{commentary(told.label)}\n")
+    text.append(f"{told.why}.\n\n", "italic")
+    said = commentary()[told.label]
+    text.append("\n\n".join(said.paragraphs) + "\n\n")
+    for look in said.looks:
+        text.append("Look at ").append(look.path, "bold").append(f": {', '.join(look.names)}\n")
+    if said.modules:
+        text.append(f"In refspec: {', '.join(said.modules)}\n")
+    if said.claims:
+        text.append(f"Claims that it decides: {', '.join(said.claims)} (refspec history claims)\n")
     return text
 
 

@@ -141,7 +141,7 @@ def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
     if len(ends) == 1:
         return ends[0]
     names = [path[len(DIRECTORY) + 1 :] for path in (ends or below)]
-    near = ends and names[:4] or difflib.get_close_matches(file, names, 4)
+    near = (ends and names[:4]) or difflib.get_close_matches(file, names, 4)
     hint = f"; there are {', '.join(near)}" if near else ""
     raise HistoryError(f"no file was ever called {file}{remedy}{hint}")
 
@@ -281,7 +281,9 @@ def _with_lines(clone: Clone, life: _Life, events: list[FileEvent], boundary: fr
         event = replace(event, lines_added=plus, lines_deleted=minus)
         if wanted:
             went, came = _lines_that_went(change, contents)
-            others = [(other.path, *_lines_that_went(other, contents)) for other in commit.changes if other is not change]
+            others = [
+                (other.path, *_lines_that_went(other, contents)) for other in commit.changes if other is not change
+            ]
             event = replace(
                 event,
                 went_to=_flows(went, [(path, theirs) for path, _, theirs in others]),

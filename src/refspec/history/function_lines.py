@@ -61,7 +61,9 @@ def read_lines(clone: Clone, what: str, revision: str | None = None) -> Function
     life = next((life for life in history.lives if life.alive and life.place == place), None)
     if life is None:
         lines = f"-L{found[0].first},{found[0].last}:{place.path}"
-        raise HistoryError(f"{place.path} lays out {place.name} in a way that is not followed here (git log {lines} may)")
+        raise HistoryError(
+            f"{place.path} lays out {place.name} in a way that is not followed here (git log {lines} may)"
+        )
     changes = tuple((event, diff(event.before, event.after)) for event in life.events[::-1])
     ranges = tuple((one.first, one.last) for one in found)
     return FunctionLines(place, commit, ranges, changes, life.events[0].what == "there already")
@@ -119,7 +121,9 @@ def _path(clone: Clone, commit: str, file: str, revision: str) -> str:
 
 def _last(clone: Clone, commit: str, paths: Sequence[str]) -> str:
     """What to say of a file that was there once."""
-    said = clone.git("log", "-1", "--diff-filter=D", "--no-renames", "--format=%h %as", *PLAIN_DIFF, commit, "--", *paths)
+    said = clone.git(
+        "log", "-1", "--diff-filter=D", "--no-renames", "--format=%h %as", *PLAIN_DIFF, commit, "--", *paths
+    )
     if not said.strip():
         return clone.remedy()
     hash_, date = said.decode().split()

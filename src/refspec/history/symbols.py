@@ -414,9 +414,7 @@ def _same_name(one: Definition, changes: Sequence[_Change], side: Side, blobs: _
     return best[1]
 
 
-def _other_name(
-    one: Definition, place: Place, changes: Sequence[_Change], side: Side, blobs: _Blobs
-) -> Place | None:
+def _other_name(one: Definition, place: Place, changes: Sequence[_Change], side: Side, blobs: _Blobs) -> Place | None:
     """Where in `changes` nearly the same under another name stands on `side` but not on the other."""
     if one.kind == "name":
         return _other_name_of_variable(one, place, changes, side, blobs)
