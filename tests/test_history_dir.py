@@ -134,6 +134,20 @@ def test_a_version_is_the_tag_and_not_the_branch_of_that_name(full: Path) -> Non
     assert row.commit != git(full, "rev-parse", "refs/heads/v0.4.6")
 
 
+def test_a_tag_that_is_annotated_broken_or_of_no_commit(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    hashes = make_history(folder, STEPS[:3], bare=True)
+    git(folder, "tag", "-a", "-m", "annotated", "v0.4.7", hashes[1])
+    git(folder, "tag", "v0.4.8", f"{hashes[1]}:{FOLDER}")
+    (folder / "refs/tags/v0.4.9").write_text("1" * 40 + "\n")
+    found = of(growth_of_releases(Source(Clone(folder), "")).snapshots, "clone")
+    assert [(row.name, row.commit) for row in found] == [
+        ("v0.4.6", hashes[1]),
+        ("v0.4.7", hashes[1]),
+        ("v0.5.0rc0", hashes[2]),
+    ]
+
+
 def test_the_day_is_the_authors(full: Path) -> None:
     (row,) = growth_at(Source(Clone(full), ""), ["0.5.10"]).snapshots
     assert row.date == git(full, "log", "-1", "--format=%ad", "--date=short", "v0.5.10")

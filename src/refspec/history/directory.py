@@ -146,16 +146,13 @@ Renames = dict[tuple[str, str], dict[str, str]]
 
 def _release_tags(clone: Clone) -> dict[str, str]:
     """The commit of each release that the clone has a tag of, in the order of the versions. "v0.4.6" -> its hash."""
-    said = clone.git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname) %(*objectname)", "refs/tags/v*")
-    found = {}
-    for line in said.decode(errors="replace").splitlines():
-        name, *hashes = line.split()
-        if is_version(name):
-            found[name] = hashes[-1]
+    said = clone.git("for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", "refs/tags/v*")
+    tags = dict(line.split(" ") for line in said.decode(errors="replace").splitlines())
+    found = {name: tags[name] for name in sorted(filter(is_version, tags), key=_version_key)}
     known = {release.commit for release in catalogue.releases()}
-    others = [name for name, commit in found.items() if commit not in known]  # they might be no commits at all
+    others = [name for name, hash_ in found.items() if hash_ not in known]  # annotated ones, and tags of no commits
     commits = found | dict(zip(others, clone.resolve(*(f"refs/tags/{name}" for name in others)), strict=True))
-    return {name: commit for name in sorted(found, key=_version_key) if (commit := commits[name])}
+    return {name: commit for name, commit in commits.items() if commit}
 
 
 def _read(clone: Clone, commits: dict[str, str]) -> tuple[dict[str, Snapshot], Renames]:
