@@ -25,7 +25,6 @@ from refspec.printable import printable
 
 LONGEST_BAR = 30
 ROOM_FOR_ALL = 60  # columns of a terminal; below that, days and workers are left out
-ROOM_OF_FACTS = {True: 49, False: 28}  # columns that a release's name and numbers take, with those and without
 MARKS = {"clone": " ", "catalogue": "c", "wheel": "w"}
 FETCH_TAGS = f"git fetch --tags {REPOSITORY}"
 
@@ -63,11 +62,12 @@ def dir_(
     if as_json:
         print_json(_document(source, growth, rows))
     else:
+        mixed = source.clone is not None and not growth.tagless
         with _page(pager) as page:
             if at or files:
-                _revisions(page, words, rows, with_files=files, mixed=source.clone is not None)
+                _revisions(page, words, rows, with_files=files, mixed=mixed)
             else:
-                _table(page, words, rows, named=releases, mixed=source.clone is not None)
+                _table(page, words, rows, named=releases, mixed=mixed)
             _notes(page, words, source, growth, rows, all_shown=bool(at or releases or files))
     for label in growth.lacking:
         typer.echo(f"refspec: {printable(words.lacks(source, label, label in growth.without_files))}", err=True)
@@ -149,7 +149,7 @@ class _Words:
         if source.clone is None:
             return self(
                 f"the catalogue lacks {label}, and there is no clone ({HOW_TO_GET_ONE})",
-                f"目录中没有 {label}，也没有克隆（用 refspec history clone 创建，或用 --clone 指定）",
+                f"内置目录中没有 {label}，也没有克隆（用 refspec history clone 创建，或用 --clone 指定）",
             )
         if without_files:
             return self(
@@ -168,7 +168,10 @@ class _Words:
 
 
 def _table(page: _Page, words: _Words, rows: tuple[Snapshot, ...], *, named: bool, mixed: bool) -> None:
-    """One line for each release; named: below it which files came, went, were renamed, else how many."""
+    """One line for each release; named: below it which files came, went, were renamed, else how many.
+
+    mixed: some are of a clone and others may not be, so these get a mark.
+    """
     wide = page.width >= ROOM_FOR_ALL
     release, date, files, worker, lines, change = (
         ("版本", "日期", "文件", "worker", "行数", "变化")
@@ -180,14 +183,12 @@ def _table(page: _Page, words: _Words, rows: tuple[Snapshot, ...], *, named: boo
     changes = {row.name: "" if named else _change(row) for row in rows}
     widest = max(map(len, changes.values()), default=0)
     page.add(f"{head}  {'' if named else change}", "bold")
-    by_lines = all(row.lines is not None for row in rows)
-    most = max((_size(row, by_lines) for row in rows), default=0) or 1
-    room = page.width - ROOM_OF_FACTS[wide] - widest - 4
-    for row in rows:
+    for row, share in zip(rows, _shares(rows), strict=True):
         mark = MARKS[row.source] if mixed or row.source == "wheel" else " "
         line = f"{shown(row.name):14}{mark} " + (f"{row.date or '-':12}" if wide else "") + f"{len(row.python_files):5}"
         line += (f"{len(row.workers):9}" if wide else "") + f"{'-' if row.lines is None else row.lines:>7}"
-        page.add(f"{line}  {changes[row.name]:{widest}}  {page.bar(_size(row, by_lines) / most, room)}")
+        line += f"  {changes[row.name]:{widest}}  "
+        page.add(line + page.bar(share, page.width - len(line)))
         if named:
             _names(page, row, "  ")
 
@@ -200,14 +201,12 @@ def _padded(text: str, width: int, right: bool = False) -> str:
 
 def _revisions(page: _Page, words: _Words, rows: tuple[Snapshot, ...], *, with_files: bool, mixed: bool) -> None:
     """Each as spec-dir.sh has it; then its day, commit and lines, and which files came, went, were renamed."""
-    by_lines = all(row.lines is not None for row in rows)
-    most = max((_size(row, by_lines) for row in rows), default=0) or 1
     indent = " " * (12 if page.width >= ROOM_FOR_ALL else 2)
-    for row in rows:
+    for row, share in zip(rows, _shares(rows), strict=True):
         page.wrap(f"{shown(row.name):10}  {words.counts(row)}", "", indent)
         mark = MARKS[row.source] if mixed or row.source == "wheel" else " "
         facts = f"{indent}{row.date or '-':10} {mark} {(row.commit or '-')[:10]:10}  {words.lines(row):>12}  "
-        page.add(facts + page.bar(_size(row, by_lines) / most, page.width - len(facts) - 1))
+        page.add(facts + page.bar(share, page.width - len(facts)))
         _names(page, row, indent)
         if with_files:
             for name, lines in row.files.items():
@@ -277,8 +276,11 @@ def _change(row: Snapshot) -> str:
     return " ".join(f"{sign}{len(names)}" for sign, names in counts if names)
 
 
-def _size(row: Snapshot, by_lines: bool) -> int:
-    return (row.lines or 0) if by_lines else len(row.python_files)
+def _shares(rows: tuple[Snapshot, ...]) -> list[float]:
+    """How long the bar of each is, the longest being 1: by lines, or by files if not all lines are known."""
+    lines = [row.lines for row in rows if row.lines is not None]
+    sizes = lines if len(lines) == len(rows) else [len(row.python_files) for row in rows]
+    return [size / max(1, *sizes) for size in sizes]
 
 
 def _document(source: Source, growth: Growth, rows: tuple[Snapshot, ...]) -> dict[str, Any]:
