@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -23,6 +24,16 @@ class Image(Clone):
 
     def __init__(self, folder: Path, stands_for: Mapping[str, str], branch: str = "main") -> None:
         super().__init__(folder)
+        self._stand(stands_for, branch)
+
+    def standing(self, stands_for: Mapping[str, str], branch: str) -> Image:
+        """The same clone, with other meanings, and without asking git again what it is."""
+        other = copy.copy(self)
+        other.__dict__.pop("main", None)
+        other._stand(stands_for, branch)
+        return other
+
+    def _stand(self, stands_for: Mapping[str, str], branch: str) -> None:
         self.stands_for = stands_for
         self._branch = branch
         releases = {f"v{release.version}": release.commit for release in catalogue.releases()}
@@ -54,8 +65,9 @@ def make_images(
     """The same for many at once: each history is a branch of one repository, and has an image of its own."""
     branches = {branch: list(history.values()) for branch, history in histories.items()}
     make_branches(folder, branches, object_format=object_format)
+    clone = Image(folder, {})
     return {
-        branch: Image(folder, {name: f"refs/heads/{branch}~{n}" for n, name in enumerate(reversed(history))}, branch)
+        branch: clone.standing({name: f"refs/heads/{branch}~{n}" for n, name in enumerate(reversed(history))}, branch)
         for branch, history in histories.items()
     }
 

@@ -271,6 +271,7 @@ class Shelf:
         self._wanted_commits: list[str] = []
         self._wanted_contents: list[str] = []
         self._wanted_diffs: dict[str, str] = {}
+        self._main_line: frozenset[str] | None = None
         self._gathers = False
         self._trail: dict[str, None] = {}
 
