@@ -418,6 +418,20 @@ def test_a_shallow_clone_does_not_credit_its_first_commit_with_all_there_is(imag
     assert every["C2"].note.startswith("this clone lacks the commit before 9f56553408 (it is shallow")
 
 
+def test_a_damaged_object_spoils_what_needs_it_alone(image: Image, tmp_path: Path) -> None:
+    bare = clone(image.folder, tmp_path / "damaged.git", "--bare", "-c", "transfer.unpackLimit=10000")
+    blob = git(bare, "rev-parse", f"{image.stands_for[CHAIN]}:{FOLDER}/base_spec_worker.py")
+    for pack in (bare / "objects" / "pack").glob("*.pack"):
+        pack.rename(tmp_path / pack.name)
+        git(bare, "unpack-objects", "-q", stdin=(tmp_path / pack.name).read_bytes())
+    loose = bare / "objects" / blob[:2] / blob[2:]
+    loose.chmod(0o644)
+    loose.write_bytes(b"damaged")
+    every = {id_: one.finding for id_, one in found(Image(bare, image.stands_for)).items()}
+    assert {id_ for id_, one in every.items() if one.verdict == CANNOT_SAY} == {"C2", "C3", "C4"}
+    assert every["C2"].note.startswith(f"git cannot read {bare}: ")
+
+
 def test_hashes_of_sha256_are_read_as_well(tmp_path: Path) -> None:
     image = make_image(tmp_path, HISTORY, object_format="sha256")
     assert {id_: one.finding.verdict for id_, one in found(image).items()} == listed()

@@ -58,7 +58,7 @@ def claims(
                     _show(out, where, one)
             else:
                 _table(out, found)
-            _sum_up(out, where, found)
+            _sum_up(out, where, found, reasons=not ids)
     if not all(one.agrees for one in found if one.finding):
         raise typer.Exit(1)
 
@@ -179,7 +179,8 @@ def _commands(one: Verdict) -> list[str]:
     return list(dict.fromkeys([*own, *one.finding.commands]))
 
 
-def _sum_up(out: Console, where: Source, found: Sequence[Verdict]) -> None:
+def _sum_up(out: Console, where: Source, found: Sequence[Verdict], reasons: bool) -> None:
+    """How many came out how. reasons: say of one that could not be checked why; the others have like ones."""
     beyond = [one for one in found if one.beyond_git]
     if where.clone is None:
         out.print(f"{_number(found)} as listed; nothing was checked: {where.why} ({HOW_TO_GET_ONE}).", soft_wrap=True)
@@ -196,7 +197,7 @@ def _sum_up(out: Console, where: Source, found: Sequence[Verdict]) -> None:
         said.append(f"{len(beyond)} beyond git: {', '.join(one.claim.id for one in beyond)}")
     for line in _wrapped(out, f"{_number(found)}: {'; '.join(said)}.", 0):
         out.print(line, soft_wrap=True)
-    if lacking and lacking[0].finding and len(found) > 1:
+    if reasons and lacking and lacking[0].finding:
         for line in _wrapped(out, f"{lacking[0].claim.id}: {lacking[0].finding.note}", 0):
             out.print(line, soft_wrap=True)
 

@@ -198,9 +198,9 @@ def on_main(clone: Clone, revision: str) -> bool:
     shelf = shelf_of(clone)
     shelf.trail("git", "branch", "-a", "--contains", revision)
     hash_ = shelf.known(revision)
-    if hash_ in shelf.main_line():
+    if hash_ in shelf.main_line:
         return True
-    if clone.is_shallow or shelf.resolved(catalogue.reach().commit) not in shelf.main_line():
+    if clone.is_shallow or shelf.resolved(catalogue.reach().commit) not in shelf.main_line:
         raise LacksError(f"this clone's {clone.main.name} ends too early, or begins too late, to hold {revision}")
     return False
 
@@ -265,13 +265,12 @@ class Shelf:
     def __init__(self, clone: Clone) -> None:
         self._clone = clone
         self._commits: dict[str, str | None] = {}
-        self._contents: dict[str, bytes | None] = {}
+        self._contents: dict[str, bytes | HistoryError | None] = {}
         self._diffs: dict[str, tuple[FileDiff, ...] | HistoryError] = {}
         self._answers: dict[tuple[str, ...], str | HistoryError] = {}
         self._wanted_commits: list[str] = []
         self._wanted_contents: list[str] = []
         self._wanted_diffs: dict[str, str] = {}
-        self._main_line: frozenset[str] | None = None
         self._gathers = False
         self._trail: dict[str, None] = {}
 
@@ -332,7 +331,7 @@ class Shelf:
         if name not in self._contents:
             self._wanted_contents.append(name)
             self._fetch_or_wait()
-        return self._contents[name]
+        return _or_raise(self._contents[name])
 
     def _at(self, commit_: str, path: str, revision: str, what: str) -> bytes:
         found = self._object(f"{commit_}:{path}") if self._present is None else None
@@ -372,11 +371,10 @@ class Shelf:
         options = ("--root", "-r", "-z", "--no-renames", "--name-only", "--no-commit-id")
         return self.answer("diff-tree", *options, hash_).split("\0")[:-1]
 
+    @cached_property
     def main_line(self) -> frozenset[str]:
         """The hashes of all commits of the main line."""
-        if self._main_line is None:
-            self._main_line = frozenset(self.answer("rev-list", self._clone.main.commit).split())
-        return self._main_line
+        return frozenset(self.answer("rev-list", self._clone.main.commit).split())
 
     def answer(self, *arguments: str) -> str:
         """What git prints, asked once."""
@@ -405,8 +403,21 @@ class Shelf:
 
     def _fetch_contents(self, names: Sequence[str]) -> None:
         asked = [name for name in names if self._present is None or name in self._present]
-        found = dict(zip(asked, self._clone.objects(*asked), strict=True))
-        self._contents |= {name: found.get(name) for name in names}
+        self._contents |= dict.fromkeys(names) | self._in_bulk(self._read_contents, asked)
+
+    def _read_contents(self, names: Sequence[str]) -> dict[str, bytes | None]:
+        return dict(zip(names, self._clone.objects(*names), strict=True))
+
+    def _in_bulk(
+        self, read: Callable[[Sequence[str]], dict[str, Told]], names: Sequence[str]
+    ) -> dict[str, Told | HistoryError]:
+        """What is read for all names at once; where that fails, for a damaged object, one by one."""
+        try:
+            return {**read(names)}
+        except HistoryError as error:
+            if len(names) == 1:
+                return {names[0]: error}
+            return {name: found for one in names for name, found in self._in_bulk(read, [one]).items()}
 
     @cached_property
     def _present(self) -> frozenset[str] | None:
@@ -422,7 +433,8 @@ class Shelf:
         for hash_ in lacking:
             what = "the commit before" if hash_ in boundary else "the contents of files before or after"
             self._diffs[hash_] = self._lacks(f"{what} {wanted[hash_]}")
-        self._diffs |= self._read_diffs([hash_ for hash_ in wanted if hash_ not in lacking])
+        diffs = self._in_bulk(self._read_diffs, [hash_ for hash_ in wanted if hash_ not in lacking])
+        self._diffs |= diffs
 
     def _undiffable(self, hashes: Sequence[str]) -> set[str]:
         """The commits of a partial clone that has not all contents of what they changed."""
