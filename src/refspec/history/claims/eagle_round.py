@@ -47,6 +47,7 @@ def is_draft(call: Call) -> bool:
 
 
 def draft_forwards_of(way: Walk) -> list[Call]:
+    """The forwards of the draft on it, in their order."""
     return [call for call in way.calls if is_draft(call)]
 
 
@@ -69,6 +70,7 @@ def made_before(way: Walk, calls: Sequence[Call], later: str) -> list[Call]:
 
 
 def calls_of(node: ast.AST, name: str) -> list[ast.Call]:
+    """The calls in the code of what is written so, in no particular order."""
     return [one for one in ast.walk(node) if isinstance(one, ast.Call) and written(one.func) == name]
 
 
