@@ -89,7 +89,7 @@ def titles_by_part(clone: Clone) -> Sequence[Part]:
 def number_of_part_4(clone: Clone) -> Sequence[Part]:
     """The number of part 4's pull request is lower than those of the other three."""
     numbers = [one.pr or 0 for one in each(partial(commit, clone), FOUR)]
-    return [Part("part 4 has the lowest number", numbers[-1] < min(numbers[:-1]), f"in order: {listed(numbers)}")]
+    return [Part("part 4 has the lowest number", 0 < numbers[-1] < min(numbers[:-1]), f"in order: {listed(numbers)}")]
 
 
 @check("E4")
@@ -99,16 +99,16 @@ def when_2150_was_opened(clone: Clone) -> Sequence[Part]:
     number = last.pr or 0
     log = _log(clone, last.hash)
     landed = {title: moment for moment, title in log}
-    after: list[tuple[datetime, int, str]] = []
-    before: list[tuple[datetime, int, str]] = []
+    after: list[tuple[datetime, int]] = []
+    before: list[tuple[datetime, int]] = []
     for moment, title in log:
         its_number = pull_request(title) or 0
         if its_number > number:
-            before.append((moment, its_number, ""))
+            before.append((moment, its_number))
         reverted = re.fullmatch(r'Revert "(.*)" \(#\d+\)', title)
         if reverted and 0 < its_number < number:
             after += [
-                (then, its_number, one)
+                (then, its_number)
                 for one, then in landed.items()
                 if one.startswith(f"{reverted[1]} (#") and then < moment
             ]

@@ -76,9 +76,9 @@ def calls_of(node: ast.AST, name: str) -> list[ast.Call]:
 
 def assignments(node: ast.AST) -> list[tuple[str, str]]:
     """What is assigned to what, as written, in the file's order."""
-    assignments = [one for one in ast.walk(node) if isinstance(one, ast.Assign)]
-    assignments.sort(key=lambda one: one.lineno)
-    return [(written(target), written(one.value)) for one in assignments for target in one.targets]
+    found = [one for one in ast.walk(node) if isinstance(one, ast.Assign)]
+    found.sort(key=lambda one: one.lineno)
+    return [(written(target), written(one.value)) for one in found for target in one.targets]
 
 
 def shows(revision: str, path: str, *found: Definition) -> str:

@@ -149,9 +149,10 @@ def files(clone: Clone, revision: str, folder: str = "") -> list[str]:
 
 def definitions(clone: Clone, revision: str, path: str) -> dict[str, Definition]:
     """The functions and classes of a Python file, by name with their classes, in the file's order."""
+    said = text(clone, revision, path)
     try:
-        return _definitions(text(clone, revision, path))
-    except SyntaxError as error:
+        return _definitions(said)
+    except (SyntaxError, ValueError) as error:  # ValueError: there is a NUL in it
         raise HistoryError(f"this Python cannot read {path} at {revision}: {error}") from None
 
 
