@@ -222,7 +222,7 @@ def two_days_of_a_commit(clone: Clone) -> Sequence[Part]:
             not differ,
             f"author and committer differ by zone: {'; '.join(differ) or 'nowhere'}; {all_of_them}",
             core=False,
-            command=f"git log --format='%as %cs' {reach[:10]} -- {DIRECTORY} | awk '$1 != $2' | wc -l",
+            command=f"git log --format='%as %cs' {reach[:10]} -- :/{DIRECTORY} | awk '$1 != $2' | wc -l",
         ),
     ]
 

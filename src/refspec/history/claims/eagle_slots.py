@@ -201,7 +201,7 @@ def in_the_radix_tree(clone: Clone) -> Sequence[Part]:
             "there was one from the first",
             not switched[part_3][0],
             "; ".join(f"{one}: {_cache_and_chunks(switched[one])}" for one in revisions[1:]),
-            command=f"git show {refactored} -- {full_path(SERVER)}",
+            command=f"git show {refactored} -- :/{full_path(SERVER)}",
             core=False,
         ),
     ]

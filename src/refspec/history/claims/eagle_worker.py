@@ -98,7 +98,7 @@ def what_the_scheduler_calls(clone: Clone) -> Sequence[Part]:
             "the scheduler has no branch on it",
             not branches,
             f"{len(branches)} conditions of Scheduler's ask spec_algorithm, in lines {listed(sorted(branches))}",
-            command=f"git grep -n spec_algorithm {RELEASE} -- {full_path(SCHEDULER)}",
+            command=f"git grep -n spec_algorithm {RELEASE} -- :/{full_path(SCHEDULER)}",
         ),
     ]
 
@@ -180,7 +180,7 @@ def draft_forwards(clone: Clone) -> Sequence[Part]:
             "a round runs the draft num_steps + 1 times",
             runs[RELEASE] == [s + 1 for s in steps],
             f"for num_steps 1 to 5, {table}",
-            command=f"git show {ONE_FORWARD_LESS} -- {full_path(WORKER)}",
+            command=f"git show {ONE_FORWARD_LESS} -- :/{full_path(WORKER)}",
         )
     ]
 
