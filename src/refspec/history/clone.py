@@ -376,7 +376,9 @@ class Clone:
                 f"this clone lacks what that needs: it was made without {what} (--filter={self.filter}), and nothing "
                 f"is fetched here{remedy}"
             )
-        return GitError(f"git cannot read {self.folder}: {reason(complaint)} (git fsck says more)")
+        said = reason(complaint)
+        more = " (git fsck says more)" if re.search(r"[0-9a-f]{40}|corrupt|\bpack", said) else ""
+        return GitError(f"git cannot answer from {self.folder}: {said}{more}")
 
 
 def reason(complaint: str) -> str:

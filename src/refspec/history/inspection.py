@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from refspec.history import catalogue
-from refspec.history.catalogue import DIRECTORY
+from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.clone import Clone, GitError, Head, LacksError
 from refspec.history.cloning import commit_graph_size
 
@@ -127,10 +127,12 @@ def _commits(clone: Clone) -> Finding:
     known = [commit.hash for commit in catalogue.commits()]
     present = clone.present(*story, *known)
     of_story, of_known = len(present & set(story)), len(present & set(known))
-    found = f"{of_known} of the {len(known)} commits that the catalogue knows, {of_story} of the story's {len(story)}"
+    found = f"{of_known} of {len(known)} that the catalogue knows, {of_story} of {len(story)} of the story"
     if clone.is_shallow:
         found += f"; shallow: cut off at {_counted(len(clone.boundary), 'commit')}"
     remedy = _brings(clone, "git fetch --unshallow" if clone.is_shallow else "git fetch")
+    if not present:
+        remedy = "is it a clone of SGLang? refspec history clone makes one"
     ok = of_story == len(story) and of_known == len(known) and not clone.is_shallow
     return Finding(COMMITS, ok, found, "" if ok else remedy)
 
@@ -165,9 +167,11 @@ def _trees_and_contents(clone: Clone) -> tuple[Finding, Finding]:
 
 def _damage(clone: Clone, hashes: list[str]) -> str:
     """What is wrong with the first object that is not what its hash says; "" if none is."""
-    kinds = clone.check(*hashes)
-    blobs = [hash_ for hash_, kind in zip(hashes, kinds, strict=True) if kind and kind[1] == "blob"]
     try:
+        kinds = clone.check(*hashes)
+        if None in kinds:
+            return f"{hashes[kinds.index(None)]} cannot be read"
+        blobs = [hash_ for hash_, kind in zip(hashes, kinds, strict=True) if kind and kind[1] == "blob"]
         for hash_, content in zip(blobs, clone.objects(*blobs), strict=True):
             if content is None:
                 return f"{hash_} cannot be read"
@@ -193,7 +197,7 @@ def _tags(clone: Clone) -> Finding:
     if moved:
         found += f"; v{moved[0]} and {len(moved) - 1} more are on other commits than the catalogue's"
     ok = there == len(tags)
-    return Finding(TAGS, ok, found, "" if ok else _brings(clone, "git fetch --tags"))
+    return Finding(TAGS, ok, found, "" if ok else _brings(clone, f"git fetch --tags {REPOSITORY}"))
 
 
 def _brings(clone: Clone, command: str = "") -> str:

@@ -67,7 +67,7 @@ def find_source(named: Path | None = None, *, catalogue_only: bool = False) -> S
         except HistoryError as error:
             passed_over.append(PassedOver(folder, str(error), broken=True))
         else:
-            passed_over.append(PassedOver(folder, f"no clone of SGLang: {folder}", broken=False))
+            passed_over.append(PassedOver(folder, "it is no clone of SGLang", broken=False))
     return Source(None, "none was found", tuple(passed_over))
 
 

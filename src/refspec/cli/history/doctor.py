@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from refspec.cli.history.options import ClonePath, Json, source_of
-from refspec.cli.history.output import console, print_json, shown
+from refspec.cli.history.output import console, print_json, print_rows, shown
 from refspec.history.cloning import write_commit_graph
 from refspec.history.inspection import FROM_THE_CATALOGUE, NEEDS, Examination, examine
 from refspec.history.sources import HOW_TO_GET_ONE, Source
@@ -44,33 +44,28 @@ def doctor(
 
 
 def _show(source: Source, seen: Examination, written: int | None) -> None:
-    from rich.table import Table
-
+    assert source.clone
     out = console()
     yes, no = ("+", "x") if out.options.ascii_only else ("✓", "✗")
-    assert source.clone
     out.print(shown(f"{source.clone.folder} ({source.why}), git {seen.git_version}"), style="bold", soft_wrap=True)
     if written is not None:
         out.print(f"Wrote a commit-graph of {written / 1e6:.1f} MB.", soft_wrap=True)
     out.print()
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    table.add_column(overflow="fold")
+    rows = []
     for finding in seen.findings:
-        table.add_row(yes if finding.ok else no, finding.need, shown(finding.found))
-        if finding.remedy:
-            table.add_row("", "", shown(finding.remedy))
-    graph = f"{seen.commit_graph / 1e6:.1f} MB" if seen.commit_graph is not None else NO_GRAPH
-    table.add_row(yes if seen.commit_graph is not None else "-", "commit-graph", graph)
-    out.print(table)
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        rows.append((f"{yes if finding.ok else no} {finding.need}", finding.found + remedy))
+    if seen.commit_graph is None:
+        rows.append(("- commit-graph", NO_GRAPH))
+    else:
+        rows.append((f"{yes} commit-graph", f"{seen.commit_graph / 1e6:.1f} MB"))
+    print_rows(rows)
     out.print()
-    out.print("What can be answered in full", style="bold")
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for command in NEEDS:
-        lacks = seen.lacks(command)
-        table.add_row(no if lacks else yes, command, f"lacks {', '.join(lacks)}" if lacks else "")
-    out.print(table)
+    out.print("What can be answered in full", style="bold", soft_wrap=True)
+    lacks = [(command, ", ".join(seen.lacks(command))) for command in NEEDS]
+    print_rows(
+        (f"{no if lacking else yes} {command}", f"lacks {lacking}" if lacking else "") for command, lacking in lacks
+    )
 
 
 def _document(source: Source, seen: Examination | None, written: int | None) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,21 @@ def console(**settings: Any) -> Console:
     if not made.is_terminal and "width" not in settings and not os.environ.get("COLUMNS", "").isdigit():
         made.width = UNBOUNDED
     return made
+
+
+def print_rows(rows: Iterable[tuple[str, str]]) -> None:
+    """Names, and beside each its text, broken where the terminal ends; below it if there is little room beside it."""
+    out = console()
+    kept = [(shown(name), shown(text)) for name, text in rows]
+    indent = max((len(name) for name, _ in kept), default=0) + 2
+    if out.width - indent < 24:
+        indent = 4
+    for name, text in kept:
+        lines = textwrap.wrap(text, max(out.width - indent, 10), break_on_hyphens=False)
+        if not lines or len(name) + 2 > indent:
+            lines = ["", *lines]
+        for number, line in enumerate(lines):
+            out.print(f"{'' if number else name:{indent}}{line}".rstrip(), soft_wrap=True)
 
 
 @contextmanager

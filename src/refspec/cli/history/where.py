@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json
-from refspec.cli.history.output import console, print_json, shown
+from refspec.cli.history.output import print_json, print_rows
 from refspec.history import catalogue
 from refspec.history.clone import Clone
 from refspec.history.inspection import Kind, MainLineSeen, kind_of
@@ -22,27 +22,17 @@ def where(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_jso
         return
     rows = []
     if source.clone and kind:
-        rows += [("Clone", f"{source.clone.folder} ({source.why})"), ("git folder", str(source.clone.git_dir))]
+        rows += [("Clone", f"{source.clone.folder} ({source.why})"), ("Git folder", str(source.clone.git_dir))]
         if kind.is_linked:
             rows.append(("belongs to", str(source.clone.common_dir)))
         rows += [("Kind", _kind(source.clone, kind)), ("HEAD", _head(kind)), ("Main line", _main(kind.main))]
     else:
-        rows.append(("Clone", f"none ({source.why}; {HOW_TO_GET_ONE})"))
+        rows.append(("Clone", f"{source.why} ({HOW_TO_GET_ONE})"))
     rows.append(("Catalogue", _catalogue(kind.main if kind else None)))
-    rows += [("Passed over", f"{other.folder}: {other.reason}") for other in source.passed_over]
+    for other in source.passed_over:
+        named = str(other.folder) in other.reason
+        rows.append(("Passed over", other.reason if named else f"{other.folder}: {other.reason}"))
     print_rows(rows)
-
-
-def print_rows(rows: list[tuple[str, str]]) -> None:
-    """Two columns, the second as wide as there is room."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(name, shown(text))
-    console().print(table)
 
 
 def _kind(clone: Clone, kind: Kind) -> str:
