@@ -827,9 +827,7 @@ def opened(origin: Path, place: pytest.TempPathFactory, make: Callable[[Path, Pa
 def test_names_at_which_git_gives_up(origin: Path, tmp_path: Path, name: str) -> None:
     asked = Clone(with_work_tree(origin, tmp_path))
     git(tmp_path / "c", "checkout", "-q", "-b", "alone")
-    with pytest.raises(
-        GitError, match="^git cannot answer from .*: fatal: .*(only has|no upstream|no push)"
-    ):
+    with pytest.raises(GitError, match=r"^git cannot answer from .*: fatal: .*(only has|no upstream|no push)"):
         asked.resolve("HEAD", name)
 
 

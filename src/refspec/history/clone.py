@@ -14,9 +14,10 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,9 +135,11 @@ class Clone:
         self.folder = folder
         self._git = git_in(folder)
         self.git_version = ".".join(map(str, self._git.version_info))
-        said, complaint, status = self._execute(
-            ["rev-parse", "--is-bare-repository", "--git-common-dir", "--absolute-git-dir"]
-        )
+        question = ["rev-parse", "--is-bare-repository", "--git-common-dir", "--absolute-git-dir"]
+        said, complaint, status = self._execute(question)
+        if status and "safe.bareRepository" in complaint and folder.stat().st_uid == os.geteuid():
+            # That setting is about programs of a repository that one happens to be in. This one's are not run.
+            said, complaint, status = self._execute(["--git-dir=.", *question])
         if status:
             raise GitError(_refusal(folder, complaint))
         bare, common, git_dir = os.fsdecode(said).removesuffix("\n").split("\n", 2)
@@ -187,15 +190,12 @@ class Clone:
     def check(self, *names: str) -> list[tuple[str, str, int] | None]:
         """Hash, type and size of each object, as `git cat-file --batch-check` has them; None where there is none.
 
-        A name may be any that git takes, such as f"{commit}:{path}"; it has no line breaks. At most two processes for
-        all. Raises LacksError if a name leads to contents or a list of files that a partial clone was made without.
+        A name may be any that git takes, such as f"{commit}:{path}"; it has no line breaks. The number of
+        processes does not grow with that of names. Raises LacksError if a name leads to contents or a list of files
+        that a partial clone was made without.
         """
         there = self._there(names)
-        lines = iter(
-            self._batch("--batch-check", [name for name, is_there in zip(names, there, strict=True) if is_there]).split(
-                b"\n"
-            )
-        )
+        lines = iter(self._batch("--batch-check", compress(names, there)).split(b"\n"))
         found: list[tuple[str, str, int] | None] = []
         for is_there in there:
             hash_, _, rest = (next(lines) if is_there else b"").partition(b" ")
@@ -207,10 +207,10 @@ class Clone:
     def objects(self, *names: str) -> Iterator[bytes | None]:
         """The contents of each object, as `git cat-file --batch` has them; None where there is none.
 
-        Names, processes and errors are those of `check`.
+        Names and errors are those of `check`.
         """
         there = self._there(names)
-        said = self._batch("--batch", [name for name, is_there in zip(names, there, strict=True) if is_there])
+        said = self._batch("--batch", compress(names, there))
         at = 0
         for is_there in there:
             if not is_there:
@@ -228,21 +228,28 @@ class Clone:
                 yield None
 
     def present(self, *hashes: str) -> frozenset[str]:
-        """Those of these hashes, each in full, whose objects are there. One process for all."""
+        """Those of these hashes, each in full, whose objects are there. At most two processes for all."""
         if not hashes:
             return frozenset()
-        # Unlike cat-file, rev-list can be kept from fetching by git 2.25 as well. The order of its options counts.
+        if not self.is_partial:
+            return frozenset(entry[0] for entry in self.check(*hashes) if entry)
+        # cat-file would try to fetch what is not there. rev-list can be told to ignore it, in all versions of git; but
+        # only commits count for it, whatever its options. The order of these matters.
         said = self.git(
             "rev-list",
-            "--objects",
-            "--no-object-names",
-            "--filter=tree:0",
             "--ignore-missing",
             "--missing=allow-any",
             "--no-walk=unsorted",
             "--stdin",
             stdin="".join(f"{hash_}\n" for hash_ in hashes).encode(),
         )
+        commits = frozenset(said.decode().split())
+        others = frozenset(hashes) - commits
+        return commits | (others & self._all_objects if others else others)
+
+    @cached_property
+    def _all_objects(self) -> frozenset[str]:
+        said = self.git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)", "--unordered", "--buffer")
         return frozenset(said.decode().split())
 
     def _there(self, names: Sequence[str]) -> list[bool]:
@@ -253,12 +260,9 @@ class Clone:
         present = self.present(*(hash_[0] for hash_ in hashes if hash_))
         return [hash_ is None or hash_[0] in present for hash_ in hashes]
 
-    def _batch(self, command: str, names: Sequence[str]) -> bytes:
-        if not names:
-            return b""
-        return self.git(
-            "cat-file", command, stdin="".join(f"{name}\n" for name in names).encode(errors="surrogateescape")
-        )
+    def _batch(self, command: str, names: Iterable[str]) -> bytes:
+        asked = "".join(f"{name}\n" for name in names).encode(errors="surrogateescape")
+        return self.git("cat-file", command, stdin=asked) if asked else b""
 
     # --- what kind of clone it is
 

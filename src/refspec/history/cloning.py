@@ -77,7 +77,7 @@ def make_clone(
     """
     folder = folder.resolve()
     if not _is_ours(folder):
-        _make_empty(folder, checked_source(source or default_source), full, tell)
+        _make_empty(folder, checked_source(default_source if source is None else source), full, tell)
     with _locked(folder) as lock:
         repository = _Repository(folder, lock, tell)
         if source is not None and checked_source(source) != repository.setting("remote.origin.url"):
@@ -127,7 +127,7 @@ def checked_source(source: str) -> str:
             raise HistoryError(f"a clone comes over {', '.join(TRANSPORTS)}, not over {scheme}: {source}")
         return source
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         return str(path.resolve())
     if re.match(r"[^/]+:", source) and not path.exists():  # as in git@host:path
         return source

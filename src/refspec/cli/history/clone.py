@@ -40,8 +40,12 @@ def clone(
     from refspec.history.cloning import make_clone
 
     place = folder if folder is not None else own_clone()
-    with _progress() if shows_progress(as_json) else nullcontext() as tell:
-        made = make_clone(place, source, REPOSITORY, full=full, contents=contents, tell=tell)
+    try:
+        with _progress() if shows_progress(as_json) else nullcontext() as tell:
+            made = make_clone(place, source, REPOSITORY, full=full, contents=contents, tell=tell)
+    except KeyboardInterrupt:
+        typer.echo("refspec: interrupted; the same command, run again, goes on from here", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         print_json(asdict(made) | {"folder": str(made.folder), "notes": list(made.notes)})
         return
