@@ -77,7 +77,7 @@ def made(
 ) -> tuple[Cloned, list[str]]:
     told = Told(stop)
     url = f"file://{source}" if isinstance(source, Path) else source
-    return make_clone(folder, url, "file:///nonexistent", full=full, contents=contents, tell=told), told.steps
+    return make_clone(folder, url, full=full, contents=contents, tell=told), told.steps
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -109,7 +109,7 @@ def test_all_commits_and_tags_and_the_contents_of_the_folder(origin: Path, tmp_p
     assert asked.main.commit == asked.head.commit == git(origin, "rev-parse", "main")
     assert [c.subject for c in read_commits(asked)] == [f"Commit {n}" for n in range(40) if n % 2]
     assert list(asked.objects(f"v0.4.6:{FOLDER}/b.py")) == [b"b = 5\n"]
-    with pytest.raises(LacksError, match=r"\(refspec history clone --full .*/c brings the rest\)"):
+    with pytest.raises(LacksError, match=r"\(refspec history clone --full .*/c brings them\)"):
         asked.check("HEAD:README.md")
     assert (tmp_path / "c/objects/info/commit-graph").is_file()
     assert not list((tmp_path / "c").rglob("hooks"))
@@ -421,6 +421,16 @@ def test_a_place_where_nothing_can_be_made(origin: Path, tmp_path: Path) -> None
     (tmp_path / "file").touch()
     status, _, err = run(tmp_path / "file/c", "--from", origin)
     assert (status, err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("damage", ["[refspec]\nclone = true\n", None])
+def test_a_clone_of_ours_that_is_damaged(origin: Path, tmp_path: Path, damage: str | None) -> None:
+    made(tmp_path / "c", origin)
+    if damage:
+        (tmp_path / "c/config").write_text(damage)
+    else:
+        (tmp_path / "c/HEAD").unlink()
+    assert run(tmp_path / "c") == (1, "", f"refspec: {tmp_path}/c is damaged: remove it, or name another folder\n")
 
 
 # --- whatever is set

@@ -134,7 +134,7 @@ class Clone:
             os.environ.pop(name, None)
         self.folder = folder
         self._git = git_in(folder)
-        self.git_version = ".".join(map(str, self._git.version_info))
+        self.git_version = self._git.version_info
         question = ["rev-parse", "--is-bare-repository", "--git-common-dir", "--absolute-git-dir"]
         said, complaint, status = self._execute(question)
         if status and "safe.bareRepository" in complaint and folder.stat().st_uid == os.geteuid():
@@ -341,9 +341,9 @@ class Clone:
 
     def remedy(self) -> str:
         """What may bring what the clone lacks, to go behind a message that says so; "" if nothing is known to."""
-        if self.is_ours and (self.is_shallow or self.is_partial):
-            whole = "" if self.is_shallow else "--full "
-            return f" (refspec history clone {whole}{shlex.quote(str(self.folder))} brings the rest)"
+        if self.is_ours:
+            what = "the rest" if self.is_shallow else "what is new"
+            return f" (refspec history clone {shlex.quote(str(self.folder))} brings {what})"
         if self.is_shallow:
             return " (it is shallow: git fetch --unshallow brings the rest)"
         return ""
@@ -375,10 +375,12 @@ class Clone:
             complaint,
         ):
             what = "its lists of files" if str(self.filter).startswith("tree") else "file contents"
-            remedy = self.remedy() or " (refspec history clone makes one that has them)"
+            remedy = "refspec history clone makes one with those of the folder, and with --full of all"
+            if self.is_ours:
+                remedy = f"refspec history clone --full {shlex.quote(str(self.folder))} brings them"
             return LacksError(
                 f"this clone lacks what that needs: it was made without {what} (--filter={self.filter}), and nothing "
-                f"is fetched here{remedy}"
+                f"is fetched here ({remedy})"
             )
         said = reason(complaint)
         more = " (git fsck says more)" if re.search(r"[0-9a-f]{40}|corrupt|\bpack", said) else ""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from refspec.history.catalogue import DIRECTORY
+from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.clone import ELSEWHERE, MAIN_LINES, OURS, Clone, GitError, HistoryError, reason
 
 CONTENTS = (DIRECTORY,)
@@ -34,7 +34,7 @@ TRANSPORTS = ("https", "ssh", "git", "file")
 # Our own run changes nothing but what it says: no housekeeping, no hooks, no other repositories. A server that sends
 # nothing for a minute is given up.
 _SETTINGS = (
-    "core.fsmonitor=false core.hooksPath=/dev/null fetch.fsckObjects=false fetch.prune=false fetch.pruneTags=false "
+    "core.fsmonitor=false core.hooksPath=/dev/null fetch.prune=false fetch.pruneTags=false "
     "fetch.recurseSubmodules=false fetch.unpackLimit=1 fetch.writeCommitGraph=false gc.auto=0 http.lowSpeedLimit=1 "
     "http.lowSpeedTime=60 maintenance.auto=false"
 ).split()
@@ -66,25 +66,23 @@ class Cloned:
 
 
 def make_clone(
-    folder: Path, source: str | None, default_source: str, *, full: bool, contents: bool, tell: Tell | None = None
+    folder: Path, source: str | None = None, *, full: bool = False, contents: bool = True, tell: Tell | None = None
 ) -> Cloned:
     """Makes a clone in `folder`, goes on with one that was interrupted, or brings one up to date.
 
-    source: a URL, or the path of a repository; None: where the clone in `folder` is from, else default_source. full:
+    source: a URL, or the path of a repository; None: where the clone in `folder` is from, else REPOSITORY. full:
     with the contents of all files. contents: with those of CONTENTS. tell: is handed what happens, a line at a time.
     Raises HistoryError, and leaves `folder` as it is, if it holds something that was not made here; also if the source
     cannot be read, or the connection breaks: what has come until then is kept.
     """
     folder = folder.resolve()
     if not _is_ours(folder):
-        _make_empty(folder, checked_source(default_source if source is None else source), full, tell)
+        _make_empty(folder, checked_source(REPOSITORY if source is None else source), full, tell)
     with _locked(folder) as lock:
         repository = _Repository(folder, lock, tell)
-        if source is not None and checked_source(source) != repository.setting("remote.origin.url"):
-            was = without_password(repository.setting("remote.origin.url"))
-            raise HistoryError(
-                f"{folder} is a clone of {was}: name another folder for one of {without_password(source)}"
-            )
+        if source is not None and checked_source(source) != repository.url:
+            was, asked = without_password(repository.url), without_password(source)
+            raise HistoryError(f"{folder} is a clone of {was}: name another folder for one of {asked}")
         notes = repository.bring_history()
         if full:
             repository.bring_everything()
@@ -102,7 +100,7 @@ def make_clone(
         missing = len(repository.missing())
         return Cloned(
             folder,
-            without_password(repository.setting("remote.origin.url")),
+            without_password(repository.url),
             clone.main.name,
             clone.main.commit,
             int(repository.git("rev-list", "--count", clone.main.commit)),
@@ -146,9 +144,9 @@ def write_commit_graph(clone: Clone) -> int:
     """
     if clone.is_shallow:
         raise HistoryError(f"git writes no commit-graph for a shallow clone{clone.remedy()}")
-    # Which paths a commit changes, git can tell from lists of files alone.
-    has_trees = not str(clone.filter).startswith("tree")
-    clone.git("commit-graph", "write", "--reachable", *(["--changed-paths"] if has_trees else []))
+    # Which paths a commit changes, git tells from lists of files. (2, 27): the first that can note it.
+    can = clone.git_version >= (2, 27) and not str(clone.filter).startswith("tree")
+    clone.git("commit-graph", "write", "--reachable", *(["--changed-paths"] if can else []))
     size = commit_graph_size(clone)
     if size is None:
         raise HistoryError(f"git wrote no commit-graph: is core.commitGraph off in {clone.folder}, or has it grafts?")
@@ -173,6 +171,14 @@ class _Repository:
         self._step = ""
         for left_over in (*folder.glob("objects/pack/tmp_*"), *folder.glob("*.lock"), *folder.glob("refs/**/*.lock")):
             left_over.unlink(missing_ok=True)  # of a git that was killed
+        self.url = ""
+        said = self.git("config", "--null", "--get-regexp", r"^remote\.origin\.", allowed=(0, 1))
+        settings = dict(part.partition("\n")[::2] for part in said.split("\0"))
+        self.url = settings.get("remote.origin.url", "")
+        self._main_line = settings.get("remote.origin.fetch", "")  # +THEIR_NAME:OUR_NAME
+        if not (self.url and self._main_line):
+            raise HistoryError(f"{folder} is damaged: remove it, or name another folder")
+        self._filter = settings.get("remote.origin.partialclonefilter", "")
 
     def say(self, step: str) -> None:
         """Tells which step comes now."""
@@ -184,20 +190,16 @@ class _Repository:
         """What git prints. Raises HistoryError if it ends with another status than those allowed."""
         return self._run(arguments, stdin, allowed)[0]
 
-    def setting(self, name: str) -> str:
-        """One of its settings, "" if it is not set."""
-        return self.git("config", "--get", name, allowed=(0, 1)).removesuffix("\n")
-
     def bring_history(self) -> list[str]:
         """All commits of the main line and all tags, each with its lists of files. Returns what is worth saying."""
         notes: list[str] = []
-        main_line = self.setting("refspec.mainLine")
-        here = self.git("symbolic-ref", "HEAD").strip()
-        fetched = f"+{main_line}:{here}"
+        here = self._main_line.partition(":")[2]
         fresh = not self.git("for-each-ref", here)
         if fresh:
             self.say(f"the last {FIRST_STEP} commits")
-            if "filtering not recognized" in self._fetch(f"--depth={FIRST_STEP}", "--no-tags", "origin", fetched):
+            if "filtering not recognized" in self._fetch(
+                f"--depth={FIRST_STEP}", "--no-tags", "origin", self._main_line
+            ):
                 notes.append("the server cannot leave contents out, so all came (it lacks uploadpack.allowFilter)")
                 self.forget_filter()
         cut_off = ""
@@ -205,18 +207,17 @@ class _Repository:
             cut_off = boundary
             number = int(self.git("rev-list", "--count", here))
             self.say(f"the last {number * STEP_GROWTH} commits")
-            self._fetch(f"--deepen={number * (STEP_GROWTH - 1)}", "--no-tags", "origin", fetched)
+            self._fetch(f"--deepen={number * (STEP_GROWTH - 1)}", "--no-tags", "origin", self._main_line)
         self.say("tags" if fresh else "what is new")
-        self._fetch("--update-shallow", "--no-tags", "origin", fetched, "+refs/tags/*:refs/tags/*")
+        self._fetch("--update-shallow", "--no-tags", "origin", self._main_line, "+refs/tags/*:refs/tags/*")
         return notes
 
     def bring_everything(self) -> None:
         """Of a partial clone, the contents of all files: one step, since servers take long to choose among them."""
-        if self.setting("remote.origin.partialCloneFilter"):
+        if self._filter:
             self._check_version(OLDEST_GIT_TO_REFETCH, "bringing all contents to a clone that was made without them")
             self.say("everything once more, with all contents")
-            heads = self.setting("remote.origin.fetch")
-            self._fetch("--refetch", "--no-filter", "--no-tags", "origin", heads, "+refs/tags/*:refs/tags/*")
+            self._fetch("--refetch", "--no-filter", "--no-tags", "origin", self._main_line, "+refs/tags/*:refs/tags/*")
             self.forget_filter()
 
     def bring_contents(self) -> None:
@@ -237,6 +238,7 @@ class _Repository:
 
     def forget_filter(self) -> None:
         """It is a whole clone from now on."""
+        self._filter = ""
         for name in ("remote.origin.promisor", "remote.origin.partialCloneFilter", "extensions.partialClone"):
             self.git("config", "--unset", name, allowed=(0, 5))
 
@@ -253,8 +255,7 @@ class _Repository:
             return ""
 
     def _fetch(self, *arguments: str, negotiate: bool = True, stdin: bytes = b"") -> str:
-        filtered = self.setting("remote.origin.partialCloneFilter")
-        options = [f"--filter={filtered}"] if filtered else []
+        options = [f"--filter={self._filter}"] if self._filter else []
         settings = [] if negotiate else ["-c", "fetch.negotiationAlgorithm=noop"]
         progress = "--progress" if self._tell else "--quiet"
         return self._run((*settings, "fetch", progress, *options, *arguments), stdin)[1]
@@ -266,7 +267,7 @@ class _Repository:
             (f"--git-dir={self.folder}", *arguments), stdin=stdin, tell=follow, keep=(self._lock,)
         )
         if status not in allowed:
-            raise _failure(complaint, self.folder, without_password(self.setting("remote.origin.url")))
+            raise _failure(complaint, self.folder, without_password(self.url))
         return said, complaint
 
 
@@ -283,7 +284,6 @@ def _make_empty(folder: Path, source: str, full: bool, tell: Tell | None) -> Non
         here = f"refs/heads/{main_line.rsplit('/', 1)[-1] if main_line in MAIN_LINES else main_line[11:]}"
         settings = {
             OURS: "true",
-            "refspec.mainLine": main_line,
             "remote.origin.url": source,
             "remote.origin.fetch": f"+{main_line}:{here}",
             "remote.origin.tagOpt": "--tags",
@@ -291,7 +291,7 @@ def _make_empty(folder: Path, source: str, full: bool, tell: Tell | None) -> Non
         if not full:
             settings |= {"remote.origin.promisor": "true", "remote.origin.partialCloneFilter": "blob:none"}
         steps = [
-            ("init", "--quiet", "--bare", "--template=", f"--object-format={object_format}", str(made)),
+            ("init", "--quiet", "--bare", "--template=", *object_format, str(made)),
             *((f"--git-dir={made}", "config", name, value) for name, value in settings.items()),
             (f"--git-dir={made}", "symbolic-ref", "HEAD", here),
         ]
@@ -302,24 +302,24 @@ def _make_empty(folder: Path, source: str, full: bool, tell: Tell | None) -> Non
         os.rename(made, folder)
 
 
-def _main_line_of(source: str, folder: Path) -> tuple[str, str]:
-    """The source's name for the main line, and what hashes it has."""
+def _main_line_of(source: str, folder: Path) -> tuple[str, list[str]]:
+    """The source's name for the main line, and the option that git needs to make a repository with such hashes."""
     status, said, complaint = _run_git(("ls-remote", "--symref", "--", source, "HEAD", "main", "master"))
     if status:
         raise _failure(complaint, folder, without_password(source))
     refs: dict[str, str] = {}
-    pointed = ""
+    pointed = ""  # the branch that HEAD is on; of another name than those asked for, its commit is HEAD's
     for line in said.splitlines():
         value, _, name = line.partition("\t")
         if _HASH.fullmatch(value):
             refs[name] = value
         elif name == "HEAD" and value.startswith("ref: refs/heads/"):
             pointed = value.removeprefix("ref: ")
+    if pointed and "HEAD" in refs:
+        refs[pointed] = refs["HEAD"]
     for name in (*MAIN_LINES[:-1], pointed):
         if name in refs:
-            return name, "sha256" if len(refs[name]) == 64 else "sha1"
-    if pointed and "HEAD" in refs:
-        return pointed, "sha256" if len(refs["HEAD"]) == 64 else "sha1"
+            return name, ["--object-format=sha256"] if len(refs[name]) == 64 else []
     raise HistoryError(f"{without_password(source)} has no branch main, no branch master, and none that its HEAD is on")
 
 
@@ -410,7 +410,9 @@ def _failure(complaint: str, folder: Path, source: str) -> HistoryError:
         return GitError(f"the disk is full: make room for {folder}; {again}")
     if re.search(r"does(?:n't| not) appear to be a git repo|[Rr]epository .*not found|does not exist", complaint):
         return GitError(f"there is no repository at {source}")
-    if "single object" in complaint or "unadvertised object" in complaint:
+    if "not a git repository" in complaint:
+        return GitError(f"{folder} is damaged: remove it, or name another folder")
+    if "unadvertised object" in complaint:
         return GitError(
             f"{source} hands out no single objects: refspec history clone --full in a new folder needs none"
         )

@@ -106,7 +106,9 @@ def kind_of(clone: Clone) -> Kind:
 def examine(clone: Clone) -> Examination:
     """Looks for everything that a command may need. What is damaged is found by reading it, but only in the folder."""
     return Examination(
-        (_commits(clone), *_trees_and_contents(clone), _tags(clone)), clone.git_version, commit_graph_size(clone)
+        (_commits(clone), *_trees_and_contents(clone), _tags(clone)),
+        ".".join(map(str, clone.git_version)),
+        commit_graph_size(clone),
     )
 
 

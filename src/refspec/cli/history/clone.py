@@ -42,7 +42,7 @@ def clone(
     place = folder if folder is not None else own_clone()
     try:
         with _progress() if shows_progress(as_json) else nullcontext() as tell:
-            made = make_clone(place, source, REPOSITORY, full=full, contents=contents, tell=tell)
+            made = make_clone(place, source, full=full, contents=contents, tell=tell)
     except KeyboardInterrupt:
         typer.echo("refspec: interrupted; the same command, run again, goes on from here", err=True)
         raise typer.Exit(130) from None
