@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from calendar import monthrange
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -34,9 +34,9 @@ class Choice:
 
     def __post_init__(self) -> None:
         """Raises HistoryError for what is no day, month or year, and for a time that ends before it begins."""
-        for date in (self.since, self.until):
-            if date is not None and not _is_date(date):
-                raise HistoryError(f"a day, month or year is meant, as 2026-06-01, 2026-06 or 2026, not '{date}'")
+        for text in (self.since, self.until):
+            if text is not None and not _is_date(text):
+                raise HistoryError(f"a day, month or year is meant, as 2026-06-01, 2026-06 or 2026, not '{text}'")
         if self.since and self.until and self.since[: len(self.until)] > self.until[: len(self.since)]:
             raise HistoryError(f"{self.since} is after {self.until}: nothing can lie between them")
 
@@ -144,5 +144,8 @@ def _is_date(text: str) -> bool:
     form = re.fullmatch(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?", text, re.ASCII)
     if not form:
         return False
-    year, month, number = (int(part) if part else 1 for part in form.groups())
-    return year >= 1 and 1 <= month <= 12 and 1 <= number <= monthrange(year, month)[1]
+    try:
+        date(*(int(part) if part else 1 for part in form.groups()))
+    except ValueError:
+        return False
+    return True
