@@ -275,6 +275,18 @@ def test_months_read_as_the_script_prints_them(repository: Path) -> None:
     assert chinese[4].startswith("6 个提交，来自克隆 ")
 
 
+def test_a_line_of_the_table(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = git(repository, "log", "--reverse", "--format=%H").splitlines()
+    lines = run("--clone", repository, "--reverse").splitlines()
+    assert lines[0] == f"2024-12-30  {hashes[0][:10]}  #4001  +3 -0  Begin"
+    assert lines[1] == f"2024-12-31  {hashes[2][:10]}  #4003  +1 -0  Paint it \\x1b[31mred\\x07"
+    assert lines[3] == f"2025-01-03  {hashes[4][:10]}         +1 -1  {SEPARATORS}"
+    assert lines[-1] == f"6 commits on main up to {hashes[-1][:10]}, from the clone {repository}"
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = run("--clone", repository, "--pr", "4001").splitlines()
+    assert narrow[:2] == [f"2024-12-30 {hashes[0][:10]} #4001 +3 -0", "  Begin"]
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 def test_the_table_fits(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

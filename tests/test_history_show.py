@@ -343,6 +343,7 @@ def test_diff_of_other_paths(repository: Path) -> None:
         return [file["path"] for file in told("diff", "v0.4.6", "w-tag", "--clone", repository, *options)["files"]]
 
     assert files("--path", "pool.py") == ["pool.py"]
+    assert files("--path", "ops/") == [HELPER], "below the folder, since there is no such folder elsewhere"
     assert files("--path", "pool.py", "--path", f"{FOLDER}/w.py") == ["pool.py", f"{FOLDER}/w.py"]
     assert files("--path", ".") == ["pool.py", HELPER, f"{FOLDER}/w.py"]
     assert files("--path", "*.py") == [], "a path is that path"

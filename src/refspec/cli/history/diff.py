@@ -26,7 +26,9 @@ def diff(
     paths: Annotated[
         list[str] | None,
         typer.Option(
-            "--path", help=f"A file or folder of SGLang's, or '.' for all; default: {DIRECTORY}. May be repeated."
+            "--path",
+            help="A file or folder, by its whole path or below the folder, which is the default; '.' is all. May be "
+            "repeated.",
         ),
     ] = None,
     stat: Annotated[bool, typer.Option("--stat", help="Files and lines, without the diff.")] = False,
@@ -35,13 +37,14 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """What changed in the folder from A to B: its files, and the diff. Needs a clone."""
-    wanted = [inside(path) for path in paths or [DIRECTORY]]
+    given = [inside(path) for path in paths or [DIRECTORY]]
     source = source_of(clone, as_json=as_json)
     asked = source.needed("a diff")
     old, new = find(source, a), find(source, b)
     for named in (old, new):
         asked.commit(named.hash)  # the catalogue may know one that the clone lacks
-    found = compare(asked, old.hash, new.hash, [] if "." in wanted else wanted)
+    below = [f"{DIRECTORY}/{path}" for path in given if path != DIRECTORY]
+    found = compare(asked, old.hash, new.hash, [] if "." in given else [*given, *below])
     added, deleted = found.lines() if found.whole else (None, None)
     if as_json:
         files = [file_json(file) for file in found.files]
@@ -52,7 +55,7 @@ def diff(
             {
                 "from": {"word": old.word, "reading": old.reading, "hash": old.hash, "note": old.note},
                 "to": {"word": new.word, "reading": new.reading, "hash": new.hash, "note": new.note},
-                "paths": wanted,
+                "paths": given,
                 "lines_added": added,
                 "lines_deleted": deleted,
                 "files": files,
@@ -66,8 +69,8 @@ def diff(
             number = f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}"
             lines = f", +{added} -{deleted}" if found.whole else ""
             what = f"{shown(old.word)} ({old.hash[:10]}) to {shown(new.word)} ({new.hash[:10]})"
-            out.print(f"{what}, {', '.join(map(shown, wanted))}: {number}{lines}", soft_wrap=True)
-            print_files(out, found.files, DIRECTORY if wanted == [DIRECTORY] else "")
+            out.print(f"{what}, {', '.join(map(shown, given))}: {number}{lines}", soft_wrap=True)
+            print_files(out, found.files, DIRECTORY if given == [DIRECTORY] else "")
             if found.files and found.whole and not stat:
                 out.print()
                 print_patches(out, found.files)

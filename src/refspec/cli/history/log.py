@@ -114,7 +114,7 @@ def log(
 def inside(path: str) -> str:
     """A path within the repository, as git has it. Raises UsageError for one that leads out of it."""
     normal = posixpath.normpath(path)
-    if posixpath.isabs(normal) or normal.split("/")[0] == ".." or "\0" in normal:
+    if posixpath.isabs(normal) or normal.split("/")[0] == ".." or {"\0", "\n"} & set(normal):
         raise UsageError(f"--path is a path in SGLang's repository, as {DIRECTORY}, not '{path}'")
     return normal
 
