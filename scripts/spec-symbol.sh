@@ -120,7 +120,7 @@ first_line() {
 tell_commit() {
   local i line from="" to="" sources=0 targets=0 mentions="" was=$alive
   [ "$n_files" -gt 0 ] || return 0
-  disarm "${title#"${title%%[![:space:]]*}"}"
+  disarm "$title"
   emit "$(cut_to 96 "$harmless")"
   for ((i = 0; i < n_files; i++)); do
     if [ "${gained[i]}" -gt "${lost[i]}" ]; then targets=$((targets + 1)) to=$i; fi

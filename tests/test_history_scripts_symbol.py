@@ -29,7 +29,7 @@ STEPS = [
     Step("Gone", {f"{FOLDER}/a b.py": None}),
     Step(
         "Back as a variable",
-        {UTILS: "Tree: type = object\r\nif Tree == Tree:\n    pass\n", f"{FOLDER}/t.h": "--Tree;\n"},
+        {UTILS: "Tree: type = object\r\nif Tree == Tree:\n    pass\n", f"{FOLDER}/té.h": "--Tree;\n"},
     ),
 ]
 
@@ -72,7 +72,7 @@ def life(commits: list[str], main: str = "main") -> list[str]:
         *(title[7], "  also in utils.py: async def Tree(self):", "  named in utils.py +1 -2"),
         *(title[8], "  gone from utils.py", "  named in utils.py -1"),
         *(title[9], "  died in a b.py"),
-        *(title[10], "  back in utils.py: Tree: type = object", "  named in t.h +1, utils.py +1"),
+        *(title[10], "  back in utils.py: Tree: type = object", "  named in té.h +1, utils.py +1"),
         f"At {main} ({commits[-1][:10]}) it is defined in utils.py",
     ]
 
@@ -289,7 +289,8 @@ def test_GIT_12_settings_of_the_user(machine: Machine, commits: list[str]) -> No
     with (machine.folder / "home" / ".gitconfig").open("a") as file:
         file.write(more)
     (machine.folder / "small" / ".git" / "info" / "attributes").write_text("*.py -diff\n")
-    env |= {"GIT_EXTERNAL_DIFF": "false", "GIT_DIFF_OPTS": "--unified=5", "GIT_DIR": "elsewhere"}
+    del env["GIT_NOGLOB_PATHSPECS"]
+    env |= {"GIT_EXTERNAL_DIFF": "false", "GIT_DIFF_OPTS": "--unified=5", "GIT_DIR": "x", "GIT_LITERAL_PATHSPECS": "1"}
     for path in ("small", f"small/{FOLDER}"):
         assert machine.run(SYMBOL, "Tree", path, **env) == (0, life(commits), "")
         assert machine.run(TIMELINE, path, **env) == (0, months(commits), "")

@@ -291,7 +291,7 @@ def _no_settings(home: Path) -> Iterator[None]:
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_DEFAULT_HASH": "sha1",
+        "GIT_DEFAULT_HASH": "sha1",  # whatever git's own default is by then
         "GIT_PAGER": "cat",
         "HOME": str(home),  # where a git that does not know GIT_CONFIG_GLOBAL looks for settings
         "XDG_CONFIG_HOME": str(home),

@@ -175,12 +175,18 @@ def _heading(out: Console, text: str) -> None:
 
 
 def _prose(out: Console, text: str) -> None:
-    for line in textwrap.wrap(text, min(out.width, PROSE), break_long_words=False, break_on_hyphens=False):
-        out.print(line, soft_wrap=True)
+    _wrapped(out, text, min(out.width, PROSE))
 
 
 def _line(out: Console, text: str, style: str = "") -> None:
-    out.print(text, style=style or None, no_wrap=True, overflow="ellipsis", crop=True)
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    _wrapped(out, text, out.width, style, indent)
+
+
+def _wrapped(out: Console, text: str, width: int, style: str = "", indent: str = "") -> None:
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    for line in lines:
+        out.print(line, style=style or None, soft_wrap=True)
 
 
 def _code(out: Console, text: str) -> None:
