@@ -148,8 +148,9 @@ lacks_for() {
   complaint=$("$1" 2>&1 >/dev/null) || true
   filter=$(git_here config --get-regexp '^remote\..*\.partialclonefilter$' 2>/dev/null) || true
   # A partial clone says that it could not fetch; which words it has for that depends on git's version.
-  case $filter:$complaint in
-    ?*:*promisor* | ?*:*"could not fetch"* | ?*:*"not allowed"* | ?*:*"missing blob"* | ?*:*"missing tree"*)
+  case ${filter:+$complaint} in
+    *promisor* | *"could not fetch"* | *"lazy fetching disabled"* | *"not allowed"* | *"missing blob"* | \
+      *"missing tree"* | *"unable to read"*)
       filter=${filter%%$'\n'*}
       found=1 # whether it is one of SGLang cannot be seen
       lacks "this clone lacks $2: it was made with --filter=${filter#* }, and nothing is fetched here" \
