@@ -4,7 +4,7 @@
 It goes by indentation, closing brackets and the number of triple quotes, so it can be misled by a file that is laid out
 like no other. `parse` cannot, and takes a hundred times as long.
 
-A definition reaches from its first decorator to its last line, and by indentation to the comments behind that. Names are told as Python's `__qualname__` does, but
+A definition reaches from its first decorator to its last line; comments behind that are not part of it. Names are told as Python's `__qualname__` does, but
 without `<locals>`: "Worker.verify" is a method, "build.inner" a function in a function. Names that are assigned or
 annotated count where they stand in the module or in the body of a class, not within functions.
 """
@@ -145,12 +145,12 @@ def _end(source: bytes, start: int, header: int, indent: int) -> int:
         if match is None or not (source.count(b'"""', start, end) + source.count(b"'''", start, end)) % 2:
             break
         end += 1
-    # Blank lines behind it, and comments that stand no deeper than it does, belong to what follows.
+    # Blank lines and comments behind it do not belong to it.
     while True:
         end = start + len(source[start:end].rstrip())
         line = source.rfind(b"\n", start, end) + 1
-        last = source[line:end]
-        if line <= start or not last.lstrip().startswith(b"#") or len(last) - len(last.lstrip()) > indent:
+        last = source[line:end].lstrip()
+        if line <= start or last[:1] != b"#" or last.endswith((b'"""', b"'''")):
             return end
         end = line
 

@@ -195,7 +195,7 @@ def _with_facts(commits: list[_Commit]) -> list[_Commit]:
     for commit in commits:
         if fact := known.get(commit.hash):
             facts = _facts(fact)
-            named = {path for change in facts for path in (change.path, change.old_path)}
+            named = {path for change in facts for path in (change.path, change.old_path)} - {None}
             rest = [change for change in commit.changes if not {change.path, change.old_path} & named]
             commit.changes = rest + facts
     return commits

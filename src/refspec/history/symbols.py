@@ -26,10 +26,12 @@ What = Literal[
     "born", "there already", "back", "came", "changed", "moved", "renamed from", "renamed to", "left", "died"
 ]
 
-# From this likeness on, a definition of the same name that appears where another vanishes is that one, moved;
+# From this likeness on, a definition that appears in a commit in which another vanishes is that one: of the same name in
+# another file; a method of the same name in another class of the same file; one of another name, or a method elsewhere.
 SAME_NAME = 0.3
-# one of another name is that one, renamed; and one that is born beside another is a copy of it.
+SAME_FILE = 0.5
 OTHER_NAME = 0.6
+# And from this one on, one that is born beside another is a copy of it.
 COPY = 0.8
 # A commit that changes more files than this, elsewhere, is a sweep: definitions are not looked for in them.
 SWEEP = 400
@@ -315,21 +317,25 @@ def _paired(commit: _Commit) -> list[tuple[Place, Place]]:
     """Definitions of the name that vanish in one place and appear in another, most alike first."""
     rated = sorted(
         (
-            (likeness(commit.before[old].text, commit.after[new].text), old.name == new.name, old, new)
+            (likeness(commit.before[old].text, commit.after[new].text), _threshold(old, new), old, new)
             for old in commit.vanished()
             for new in commit.appeared()
             if (commit.before[old].kind == "name") == (commit.after[new].kind == "name")
         ),
-        key=lambda row: row[:2],
+        key=lambda row: (row[0], -row[1]),
         reverse=True,
     )
     pairs: list[tuple[Place, Place]] = []
-    for like, same, old, new in rated:
-        taken = any(old == a or new == b for a, b in pairs)
-        enough = SAME_NAME if same else OTHER_NAME
-        if not taken and (like >= enough or (same and commit.before[old].kind == "name")):
+    for like, enough, old, new in rated:
+        variable = commit.before[old].kind == "name" and old.name == new.name
+        if (like >= enough or variable) and not any(old == a or new == b for a, b in pairs):
             pairs.append((old, new))
     return pairs
+
+
+def _threshold(old: Place, new: Place) -> float:
+    """How alike the two must be to be one."""
+    return SAME_NAME if old.name == new.name else SAME_FILE if old.path == new.path else OTHER_NAME
 
 
 def _look_elsewhere(clone: Clone, commits: Sequence[_Commit], blobs: _Blobs, path: str) -> None:
@@ -427,8 +433,8 @@ def _other_name(one: Definition, place: Place, changes: Sequence[_Change], side:
     best: tuple[float, Place | None] = (enough, None)
     for change in changes:
         content = blobs.contents.get(_blob(change, side) or "", b"")
-        if not change.path.endswith(".py") or sum(line in content for line in telling) < enough * len(telling):
-            continue
+        if not change.path.endswith(".py") or 2 * sum(line in content for line in telling) < enough * len(telling):
+            continue  # a quick look
         known = {d.name for d in scan(blobs.contents.get(_blob(change, _other(side)) or "", b""))}
         for other in scan(content):
             other_own = other.name.rpartition(".")[2]

@@ -154,7 +154,7 @@ def _summary(life: Life, spoken: Literal["en", "zh"]) -> str:
         end = "至今仍在" if life.alive else f"{last.author_date[:10]} {word(last, spoken)}"
         return f"{begin}，改动 {changes} 次，{f'移动 {moves} 次，' if moves else ''}{end}"
     begin, end = _LONG.get(first.what, first.what), _LONG.get(last.what, last.what)
-    parts = [f"{begin} {first.author_date[:10]}", f"changed {_times(changes)}"]
+    parts = [f"{begin} {first.author_date[:10]}", f"changed {_times(changes)}" if changes else "never changed"]
     if moves:
         parts.append(f"moved {_times(moves)}")
     parts.append("still there" if life.alive else f"{end} {last.author_date[:10]}")
@@ -170,7 +170,7 @@ _LONG = {
 
 
 def _times(number: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number} times")
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def word(event: Event, spoken: Literal["en", "zh"]) -> str:
