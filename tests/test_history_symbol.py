@@ -32,7 +32,7 @@ than the function, def draft(): and a class in it.
 
 
 '''
-WORKER = '''\
+WORKER = """\
 class Worker:
     steps: int = 3
 
@@ -43,7 +43,7 @@ class Worker:
         accepted = self.target.forward_the_tree()
         self.pool.free_what_was_rejected(accepted)
         return accepted, self.steps
-'''
+"""
 STEPS = (
     Step("born (#1)", {f"{FOLDER}/a.py": "import torch\n\n\n" + DRAFT + "LAST = 1\n"}),
     Step("named elsewhere", {f"{FOLDER}/b.py": "from a import draft\n\nx = f(\n    draft=draft,\n)\n"}),
@@ -51,7 +51,11 @@ STEPS = (
     Step("not its lines", {f"{FOLDER}/a.py": "import torch\nimport os\n\n\n" + DRAFT + "LAST = 2\n"}),
     Step(
         "changed",
-        {f"{FOLDER}/a.py": "import torch\nimport os\n\n\n" + DRAFT.replace("tokens, scores", "tokens, more") + "LAST = 2\n"},
+        {
+            f"{FOLDER}/a.py": "import torch\nimport os\n\n\n"
+            + DRAFT.replace("tokens, scores", "tokens, more")
+            + "LAST = 2\n"
+        },
     ),
     Step("moved (#6)", {f"{FOLDER}/a.py": "LAST = 2\n", f"{FOLDER}/b.py": DRAFT + "OTHER = 1\n"}),
     Step("renamed", {f"{FOLDER}/b.py": DRAFT.replace("def draft(self", "def propose(self") + "OTHER = 1\n"}),
@@ -122,7 +126,7 @@ def test_what_leaves_the_folder_or_comes_is_no_death_and_no_birth(clone: Clone) 
 
 def test_a_qualified_name_asks_for_one_of_them(clone: Clone) -> None:
     assert {life.place.name for life in read_symbol(clone, "Worker.draft").lives} == {"Eagle.draft", "Worker.draft"}
-    with pytest.raises(HistoryError, match="nothing in .* ever mentioned nonesuch"):
+    with pytest.raises(HistoryError, match=r"nothing in .* ever mentioned nonesuch"):
         read_symbol(clone, "Worker.nonesuch")
 
 
@@ -149,7 +153,10 @@ def test_a_field_is_renamed_where_more_than_its_own_line_says_so(tmp_path: Path)
 def test_a_copy_is_born_like_the_other(tmp_path: Path) -> None:
     make_history(
         tmp_path / "r",
-        (Step("one", {f"{FOLDER}/a.py": DRAFT}), Step("two", {f"{FOLDER}/b.py": DRAFT, f"{FOLDER}/c.py": "draft = 1\n"})),
+        (
+            Step("one", {f"{FOLDER}/a.py": DRAFT}),
+            Step("two", {f"{FOLDER}/b.py": DRAFT, f"{FOLDER}/c.py": "draft = 1\n"}),
+        ),
     )
     one, copy, variable = read_symbol(Clone(tmp_path / "r"), "draft").lives
     assert one.events[0].other is None
@@ -170,7 +177,7 @@ def test_a_folder_elsewhere_may_be_asked(clone: Clone) -> None:
     assert told(life)[0] == "born: a method of that name"
     assert life.place.path == f"{FOLDER}/c.py"
     assert [event.what for event in life.events] == ["born", "moved", "moved", "moved"]
-    with pytest.raises(HistoryError, match="no commit on main touches nonesuch"):
+    with pytest.raises(HistoryError, match=r"no commit on main touches nonesuch"):
         read_symbol(clone, "verify", "nonesuch")
 
 
@@ -197,7 +204,7 @@ def test_the_number_of_git_processes_does_not_grow(tmp_path: Path, commits: int)
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "a-b", "a.", ".a", "class", "9a", "--help=", "a\nb", "a;b"])
 def test_what_is_no_name_is_refused(clone: Clone, name: str) -> None:
-    with pytest.raises(HistoryError, match="not a name in Python"):
+    with pytest.raises(HistoryError, match=r"not a name in Python"):
         read_symbol(clone, name)
 
 
@@ -221,12 +228,17 @@ def test_a_blobless_clone_says_so(repository: Path, tmp_path: Path) -> None:
 
 def test_sha256_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     steps = (
-        Step(b"caf\xe9 \x1b[31m", {rf"{FOLDER}/caf\351.py": b"def f():\n    return '\xe9'\n", f"{FOLDER}/b.py": "def f(:"}),
+        Step(
+            b"caf\xe9 \x1b[31m",
+            {rf"{FOLDER}/caf\351.py": b"def f():\n    return '\xe9'\n", f"{FOLDER}/b.py": "def f(:"},
+        ),
         Step("-changed", {rf"{FOLDER}/caf\351.py": b"# \xe9\ndef f():\n    return '\xe8'\n"}),
     )
     make_history(tmp_path / "r", steps, object_format="sha256")
     lives = read_symbol(Clone(tmp_path / "r"), "f").lives
-    assert [told(life) for life in lives if "caf" in life.place.path] == [["born: caf\ufffd \x1b[31m", "changed: -changed"]]
+    assert [told(life) for life in lives if "caf" in life.place.path] == [
+        ["born: caf\ufffd \x1b[31m", "changed: -changed"]
+    ]
     assert {life.place.path for life in lives} == {f"{FOLDER}/caf\ufffd.py", f"{FOLDER}/b.py"}
     result = CliRunner().invoke(app, ["history", "symbol", "f", "--clone", str(tmp_path / "r")])
     assert result.exit_code == 0
@@ -249,7 +261,9 @@ def test_the_command_tells_a_life(repository: Path, monkeypatch: pytest.MonkeyPa
     assert re.search(r"  moved +\+1 -1  moved \(#6\)\n {24}a.py -> b.py\n", out)
     assert "b.py:draft -> b.py:propose\n" in out
     monkeypatch.setenv("COLUMNS", "40")
-    assert max(map(len, run("draft", "--clone", repository)[1].splitlines()[:8])) <= 60
+    rows = [line for line in run("draft", "--clone", repository)[1].splitlines() if re.match("202|  ", line)]
+    assert "  a method of that name" in rows
+    assert max(map(len, rows)) <= 40
 
 
 def test_the_command_speaks_chinese(repository: Path) -> None:
@@ -271,6 +285,7 @@ def test_the_command_prints_json(repository: Path) -> None:
 
 def test_the_command_refuses_in_one_line(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REFSPEC_SGLANG", raising=False)
     monkeypatch.setenv("REFSPEC_CACHE", str(tmp_path / "none"))
     assert run("a-b", "--clone", repository) == (
         2,
@@ -350,7 +365,10 @@ def test_a_scan_agrees_with_the_syntax_tree_on_our_own_files() -> None:
         everything = parse(source)
         assert scan(source) == [one for one in everything if one.kind != "name"], file
         for name in {one.name.rpartition(".")[2] for one in everything if one.kind == "name"}:
-            assert scan(source, name) == [one for one in everything if f".{one.name}".endswith(f".{name}")], (file, name)
+            assert scan(source, name) == [one for one in everything if f".{one.name}".endswith(f".{name}")], (
+                file,
+                name,
+            )
         checked += len(everything)
     assert checked > 500
 

@@ -17,6 +17,10 @@
 | `story`     | the instructive commits: what to see in each, and the part of its diff that shows it             |
 | `bisect_demo` | a lesson: which commit changed the number of draft forwards, by git bisect                     |
 | `demo_repository` | the small repository of that lesson                                                        |
+| `symbols`   | the life of a function, class, method or name                                                    |
+| `function_lines` | every change of one function, with its diff                                                 |
+| `file_life` | the life of a file through renames and splits                                                    |
+| `definitions`, `likeness` | where a file of Python defines what; how alike two texts are                       |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
 titles and names of files only.

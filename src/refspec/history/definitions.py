@@ -4,9 +4,10 @@
 It goes by indentation, closing brackets and the number of triple quotes, so it can be misled by a file that is laid out
 like no other. `parse` cannot, and takes a hundred times as long.
 
-A definition reaches from its first decorator to its last line; comments behind that are not part of it. Names are told as Python's `__qualname__` does, but
-without `<locals>`: "Worker.verify" is a method, "build.inner" a function in a function. Names that are assigned or
-annotated count where they stand in the module or in the body of a class, not within functions.
+A definition reaches from its first decorator to its last line; comments behind that are not part of it. Names are told
+as Python's `__qualname__` does, but without `<locals>`: "Worker.verify" is a method, "build.inner" a function in a
+function. Names that are assigned or annotated count where they stand in the module or in the body of a class, not
+within functions.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class FileLife:
     begins: bool
 
 
-@dataclass
+@dataclass(slots=True)
 class _Change:
     status: str
     path: str
@@ -88,7 +88,7 @@ class _Change:
     new: str | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class _Commit:
     hash: str
     fields: tuple[str, str, str]
@@ -123,14 +123,17 @@ def follow(clone: Clone | None, file: str) -> FileLife:
     life = max(named, key=lambda one: (one.alive and one.paths[-1] == path, lives.index(one)))
     events = [_event(commit, change, n, boundary) for n, (commit, change) in enumerate(life.events)]
     if clone is not None and whole:
-        events = _with_lines(clone, life, events, boundary)
+        try:
+            events = _with_lines(clone, life, events, boundary)
+        except LacksError:
+            whole = False
     others = tuple(tuple(other.paths) for other in named if other is not life)
     begins = events[0].what == "there already"
     return FileLife(tuple(life.paths), life.alive, tuple(events), whole, others, begins)
 
 
 def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
-    """The path that `file` stands for: below the folder, from the root, or the only one below the folder that ends so."""
+    """The path that `file` stands for: below the folder, from the root, or the only one in the folder that ends so."""
     known = {path: None for life in lives for path in life.paths}
     file = posixpath.normpath(file)
     for path in (f"{DIRECTORY}/{file}", file):
@@ -141,8 +144,8 @@ def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
     if len(ends) == 1:
         return ends[0]
     names = [path[len(DIRECTORY) + 1 :] for path in (ends or below)]
-    near = (ends and names[:4]) or difflib.get_close_matches(file, names, 4)
-    hint = f"; there are {', '.join(near)}" if near else ""
+    near = names[:4] if ends else difflib.get_close_matches(file, names, 4)
+    hint = f"; there is {', '.join(near)}" if near else ""
     raise HistoryError(f"no file was ever called {file}{remedy}{hint}")
 
 
@@ -150,6 +153,7 @@ def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
 
 
 _FORMAT = "%x00%H%x00%aI%x00%cI%x00%s"
+_NO_FILE = ("000000", "160000")  # modes: nothing there; a submodule, whose hash is that of a commit elsewhere
 
 
 def _in_clone(clone: Clone, renames: str) -> list[_Commit]:
@@ -166,8 +170,14 @@ def _in_clone(clone: Clone, renames: str) -> list[_Commit]:
         found.append(commit)
         at += 4
         while at < end and (raw := fields[at].lstrip("\n")):
-            _, _, old, new, status = raw.split(" ")
-            change = _Change(status[0], fields[at + 1], None, old, new)
+            old_mode, new_mode, old, new, status = raw[1:].split(" ")
+            change = _Change(
+                status[0],
+                fields[at + 1],
+                None,
+                None if old_mode in _NO_FILE else old,
+                None if new_mode in _NO_FILE else new,
+            )
             if status[0] in "RC":
                 change.old_path, change.path = fields[at + 1], fields[at + 2]
                 at += 1
@@ -277,37 +287,35 @@ def _with_lines(clone: Clone, life: _Life, events: list[FileEvent], boundary: fr
         if event.what == "there already":
             found.append(event)
             continue
-        plus, minus = changed_lines(contents[_there(change.old)], contents[_there(change.new)])
+        plus, minus = changed_lines(contents[change.old], contents[change.new])
         event = replace(event, lines_added=plus, lines_deleted=minus)
         if wanted:
             went, came = _lines_that_went(change, contents)
-            others = [
-                (other.path, *_lines_that_went(other, contents)) for other in commit.changes if other is not change
-            ]
+            others = [(other, *_lines_that_went(other, contents)) for other in commit.changes if other is not change]
             event = replace(
                 event,
-                went_to=_flows(went, [(path, theirs) for path, _, theirs in others]),
-                came_from=_flows(came, [(path, theirs) for path, theirs, _ in others]),
+                went_to=_flows(went, [(other.path, theirs) for other, _, theirs in others]),
+                came_from=_flows(came, [(other.old_path or other.path, theirs) for other, theirs, _ in others]),
             )
         found.append(event)
     return found
 
 
-def _there(blob: str | None) -> str | None:
-    return blob if blob and blob.strip("0") else None
-
-
 def _load(clone: Clone, contents: dict[str | None, bytes], blobs: Iterable[str | None]) -> None:
-    wanted = sorted({blob for blob in map(_there, blobs) if blob} - contents.keys())
+    wanted = sorted({blob for blob in blobs if blob} - contents.keys())
     for name, content in zip(wanted, clone.objects(*wanted), strict=True):
-        contents[name] = content or b""  # a submodule's commit is not here
+        if content is None:
+            raise LacksError(f"this clone lacks the contents of files, such as {name}{clone.remedy()}")
+        contents[name] = content
 
 
 def _lines_that_went(change: _Change, contents: dict[str | None, bytes]) -> tuple[Counter[bytes], Counter[bytes]]:
     """Lines that the file lost in the change, and those that it gained; telling ones only."""
-    old = Counter(telling_lines(contents[_there(change.old)]))
-    new = Counter(telling_lines(contents[_there(change.new)]))
-    return old - new, new - old
+    old, new = (contents[blob].split(b"\n") for blob in (change.old, change.new))
+    gone, come = set(old), set(new)
+    went = Counter(telling_lines(line for line in old if line not in come))
+    came = Counter(telling_lines(line for line in new if line not in gone))
+    return went - came, came - went  # what was only indented in another way is neither
 
 
 def _flows(lines: Counter[bytes], others: Iterable[tuple[str, Counter[bytes]]]) -> tuple[Flow, ...]:

@@ -2,10 +2,10 @@
 
 `git log -L` asks the same, but it knows of lines only. `-L :NAME:FILE` looks for a line that a pattern for functions
 matches: without the attribute diff=python it has none for Python and finds no method; with it, a function ends where
-the next `def` or `class` is, be it one within it; and NAME is a regular expression, so the first line that it happens to
-match is taken. From there on the lines are carried back through each diff: a function that was written anew is lost
-there, or another one is told instead, and one that came from another file was born when it came. So here the
-definition is found again in each version, as `refspec.history.symbols` does it, and the diffs are of its text alone.
+the next `def` or `class` is, be it one within it; and NAME is a regular expression, so the first line that happens to
+match is taken. From there on, lines are carried back through each diff: a function that was written anew is lost there,
+or another one is told instead, and one that came from another file was born when it came. So here the definition is
+found again in each version, as `refspec.history.symbols` does it, and the diffs are of its text alone.
 """
 
 from __future__ import annotations

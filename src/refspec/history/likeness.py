@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 
 def longest_common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
@@ -43,7 +43,7 @@ def likeness(a: bytes, b: bytes) -> float:
     return 2 * longest_common(x, y) / max(1, len(x) + len(y))
 
 
-def telling_lines(text: bytes) -> list[bytes]:
-    """Lines that are unlikely to stand in another text by chance, without their indentation; no imports."""
-    lines = (line.strip() for line in text.split(b"\n"))
-    return [line for line in lines if len(line) >= 12 and not line.startswith((b"import ", b"from ", b"#"))]
+def telling_lines(lines: Iterable[bytes]) -> list[bytes]:
+    """Those that are unlikely to stand in another text by chance, without their indentation; no imports."""
+    stripped = (line.strip() for line in lines)
+    return [line for line in stripped if len(line) >= 12 and not line.startswith((b"import ", b"from ", b"#"))]

@@ -26,8 +26,8 @@ What = Literal[
     "born", "there already", "back", "came", "changed", "moved", "renamed from", "renamed to", "left", "died"
 ]
 
-# From this likeness on, a definition that appears in a commit in which another vanishes is that one: of the same name in
-# another file; a method of the same name in another class of the same file; one of another name, or a method elsewhere.
+# From this likeness on, a definition that appears in a commit in which another vanishes is that one: of the same name
+# in another file; a method of the same name in another class of the file; one of another name, or a method elsewhere.
 SAME_NAME = 0.3
 SAME_FILE = 0.5
 OTHER_NAME = 0.6
@@ -236,9 +236,10 @@ def _is_hash(text: str) -> bool:
 
 
 def _change(raw: str, path: str) -> _Change:
-    """`:mode mode hash hash status`"""
-    _, _, old, new, _ = raw.split(" ")
-    return _Change(path, old if old.strip("0") else None, new if new.strip("0") else None)
+    """`:mode mode hash hash status`. A submodule, mode 160000, is no file: its hash is that of a commit elsewhere."""
+    old_mode, new_mode, old, new, _ = raw.removeprefix(":").split(" ")
+    is_file = [mode.strip("0") and mode != "160000" for mode in (old_mode, new_mode)]
+    return _Change(path, old if is_file[0] else None, new if is_file[1] else None)
 
 
 def _keep_mentioning(clone: Clone, commits: list[_Commit], own: str, path: str, revision: str) -> None:
@@ -425,7 +426,7 @@ def _other_name(one: Definition, place: Place, changes: Sequence[_Change], side:
     if one.kind == "name":
         return _other_name_of_variable(one, place, changes, side, blobs)
     own = place.name.rpartition(".")[2]
-    telling = telling_lines(one.text.partition(b"\n")[2])
+    telling = telling_lines(one.text.split(b"\n")[1:])
     if not telling:
         return None
     telling = telling[:: 1 + len(telling) // 40]
@@ -462,9 +463,10 @@ def _other_name_of_variable(
         candidates = {match[1].decode() for new in came if (match := re.match(rb"(\w+)[ \t]*[:=]", new))}
         rated = []
         for other in candidates - {own}:
-            if _called(line, own, other) in came and not scan(here, other):
-                if any(found.name.rpartition(".")[0] == scope for found in scan(there, other)):
-                    rated.append((sum(_called(mention, own, other) in came for mention in mentioning), other))
+            if _called(line, own, other) not in came or scan(here, other):
+                continue
+            if any(found.name.rpartition(".")[0] == scope for found in scan(there, other)):
+                rated.append((sum(_called(mention, own, other) in came for mention in mentioning), other))
         number, other = max(rated, default=(0, ""))
         if number >= 2:
             return Place(change.path, f"{scope}.{other}" if scope else other)

@@ -1,4 +1,4 @@
-"""How the events of a life, a definition's or a file's, are printed: a line for each, and below it what it was about."""
+"""How the events of a life, a definition's or a file's, are printed: a line for each, and notes below it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def print_events(out: Console, rows: Sequence[Row]) -> None:
         text.append(row.word, strong)
         if plus_width or minus_width:
             text.append(" " * (width - cell_len(row.word) + 2))
-            text.append(f"{added:>{plus_width}}", "green").append(f" {deleted:>{minus_width}}", "red")
+            text.append(f"{added:>{plus_width}}", "green")
+            if deleted or not narrow:
+                text.append(f" {deleted:>{minus_width}}", "red")
         text.append("\n  " if narrow else "  ").append(f"{shown(row.subject)}\n")
         for note in row.notes:
             text.append(f"{' ' * (4 if narrow else 24)}{note}\n", "cyan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -58,6 +59,9 @@ def symbol(
         check_name(name)
     except HistoryError as error:
         raise UsageError(str(error)) from None
+    path = posixpath.normpath(path)
+    if path.startswith(("/", "..")) or "\0" in path:
+        raise UsageError(f"--path is a path in SGLang's repository, such as {DIRECTORY}, not {path!r}")
     source = source_of(clone, as_json=as_json)
     asked = source.needed("the life of a name")
     history = read_symbol(asked, name, path)
