@@ -264,5 +264,6 @@ def test_the_command_works_without_a_clone(tmp_path: Path, monkeypatch: pytest.M
     assert (status, err) == (0, "")
     assert "from the embedded catalogue (none was found): splits need a clone\n" in out
     assert "deleted 2026-06-08" in out
+    assert "7 commits, left the folder 2026-07-10 (what" in run("triton_ops/cache_locs.py")[1]
     status, out, err = run("nonesuch.py")
     assert (status, out, err.count("\n")) == (1, "", 1)

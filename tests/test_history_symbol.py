@@ -261,7 +261,7 @@ def test_the_command_tells_a_life(repository: Path, monkeypatch: pytest.MonkeyPa
     assert re.search(r"  moved +\+1 -1  moved \(#6\)\n {24}a.py -> b.py\n", out)
     assert "b.py:draft -> b.py:propose\n" in out
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [line for line in run("draft", "--clone", repository)[1].splitlines() if re.match("202|  ", line)]
+    rows = [line for line in run("draft", "--clone", repository)[1].splitlines() if re.match("202|  [^ ]", line)]
     assert "  a method of that name" in rows
     assert max(map(len, rows)) <= 40
 

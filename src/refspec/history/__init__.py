@@ -21,6 +21,16 @@
 | `function_lines` | every change of one function, with its diff                                                 |
 | `file_life` | the life of a file through renames and splits                                                    |
 | `definitions`, `likeness` | where a file of Python defines what; how alike two texts are                       |
+| module                    | what it answers                                                                                  |
+|---------------------------|--------------------------------------------------------------------------------------------------|
+| `catalogue`               | facts that are known without a clone: commits, releases, instructive commits, claims             |
+| `clone`                   | one clone of SGLang, asked in bulk through git, never written to, never reaching for the network |
+| `sources`                 | which clone, if any                                                                              |
+| `commits`                 | the commits of a folder, off a clone or off the catalogue                                        |
+| `symbols`                 | the life of a function, class, method or name                                                    |
+| `function_lines`          | every change of one function, with its diff                                                      |
+| `file_life`               | the life of a file through renames and splits                                                    |
+| `definitions` | where a file of Python defines what; how alike two texts are                                     |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
 titles and names of files only.

@@ -31,32 +31,47 @@ class Row:
 
 
 def print_events(out: Console, rows: Sequence[Row]) -> None:
-    """At a terminal, what does not fit its width is cut."""
+    """At a terminal, titles are cut where its width ends; notes are not."""
     from rich.cells import cell_len
     from rich.text import Text
 
     width = max((cell_len(row.word) for row in rows), default=0)
-    plus = ["" if not row.lines_added else f"+{row.lines_added}" for row in rows]
-    minus = ["" if not row.lines_deleted else f"-{row.lines_deleted}" for row in rows]
+    plus = [f"+{row.lines_added}" if row.lines_added else "" for row in rows]
+    minus = [f"-{row.lines_deleted}" if row.lines_deleted else "" for row in rows]
     plus_width, minus_width = max(map(len, plus), default=0), max(map(len, minus), default=0)
-    narrow = out.width < NARROW
+    columns, ascii_only = out.width, out.options.ascii_only  # asked once: each time, rich measures the terminal anew
+    narrow = columns < NARROW
+    before_title = "\n  " if narrow else "  "
+    room = columns - (2 if narrow else 26 + width + (plus_width + minus_width + 3 if plus_width or minus_width else 0))
+    indent = " " * (4 if narrow else 24)
     text = Text()
     for row, added, deleted in zip(rows, plus, minus, strict=True):
-        strong = "" if row.word in _QUIET else "bold"
         text.append(f"{row.date}  ").append(row.hash[:10], "yellow").append("  ")
-        text.append(row.word, strong)
+        text.append(row.word, "" if row.word in _QUIET else "bold")
         if plus_width or minus_width:
-            text.append(" " * (width - cell_len(row.word) + 2))
-            text.append(f"{added:>{plus_width}}", "green")
-            if deleted or not narrow:
-                text.append(f" {deleted:>{minus_width}}", "red")
-        text.append("\n  " if narrow else "  ").append(f"{shown(row.subject)}\n")
+            text.append(" " * (width - cell_len(row.word)))
+            text.append(f"  {added:>{plus_width}}", "green")
+            text.append(f" {deleted:>{minus_width}}" if deleted or not narrow else "", "red")
+        else:
+            text.append("" if narrow else " " * (width - cell_len(row.word)))
+        text.append(f"{before_title}{_cut(shown(row.subject), room, ascii_only)}\n")
         for note in row.notes:
-            text.append(f"{' ' * (4 if narrow else 24)}{note}\n", "cyan")
-    out.print(text, no_wrap=True, overflow="ellipsis", end="")
+            fits = len(indent) + cell_len(note) <= columns
+            text.append(f"{indent}{note if fits else note.replace(' -> ', f'{_BREAK}{indent}-> ')}\n", "cyan")
+    out.print(text, soft_wrap=True, end="")
 
 
 _QUIET = ("changed", "改动")
+_BREAK = "\n"
+
+
+def _cut(text: str, columns: int, ascii_only: bool) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= columns:
+        return text
+    end = "..." if ascii_only else "…"
+    return set_cell_size(text, columns - len(end)).rstrip() + end
 
 
 def inside(path: str, folder: str) -> str:

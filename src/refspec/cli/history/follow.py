@@ -39,7 +39,7 @@ def follow(
         print_json(asdict(life))
     else:
         with paged(pager) as out:
-            _print(out, life)
+            _print(out, life, everywhere=source.clone is not None)
             if source.clone:
                 out.print(origin(source.clone), style="dim", soft_wrap=True)
             else:
@@ -57,7 +57,8 @@ def follow(
         raise typer.Exit(1)
 
 
-def _print(out: Console, life: FileLife) -> None:
+def _print(out: Console, life: FileLife, everywhere: bool) -> None:
+    """everywhere: is what happened beyond the folder known too?"""
     from rich.text import Text
 
     out.print(Text(inside(life.paths[-1], DIRECTORY), "bold"), soft_wrap=True)
@@ -65,6 +66,8 @@ def _print(out: Console, life: FileLife) -> None:
         out.print(f"before: {inside(path, DIRECTORY)}", soft_wrap=True)
     first, last = life.events[0], life.events[-1]
     end = "still there" if life.alive else f"deleted {last.author_date[:10]}"
+    if not everywhere and not life.paths[-1].startswith(f"{DIRECTORY}/"):
+        end = f"left the folder {last.author_date[:10]} (what became of it there, a clone knows)"
     number = f"{len(life.events)} commit{'' if len(life.events) == 1 else 's'}"
     out.print(f"{first.what} {first.author_date[:10]}, {number}, {end}", soft_wrap=True)
     for names in life.others:
