@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from refspec.cli.main import app
 from refspec.history.clone import Clone, HistoryError, LacksError
-from refspec.history.function_lines import read_lines
+from refspec.history.functions import read_lines
 from tests import small_history
 from tests.small_history import FOLDER, Step, git, make_history
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from refspec.cli.main import app
 from refspec.history.clone import Clone, HistoryError, LacksError
-from refspec.history.definitions import parse, scan
 from refspec.history.likeness import changed_lines, likeness, longest_common
+from refspec.history.outline import parse, scan
 from refspec.history.symbols import Life, Place, read_symbol
 from tests import small_history
 from tests.small_history import FOLDER, Step, counted_git, make_history

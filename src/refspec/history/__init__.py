@@ -31,6 +31,12 @@
 | `function_lines`          | every change of one function, with its diff                                                      |
 | `file_life`               | the life of a file through renames and splits                                                    |
 | `definitions` | where a file of Python defines what; how alike two texts are                                     |
+| `commits`   | the commits of a folder, off a clone or off the catalogue                                        |
+| `symbols`   | the life of a function, class, method or name                                                    |
+| `functions` | every change of one function, with its diff                                                      |
+| `file_life` | the life of a file through renames and splits                                                    |
+| `outline`   | where a file of Python defines what                                                              |
+| `likeness`  | how alike two texts are                                                                          |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
 titles and names of files only.

@@ -19,8 +19,8 @@ from typing import Literal
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
-from refspec.history.definitions import Definition, Kind, parse, scan
 from refspec.history.likeness import changed_lines, likeness, telling_lines
+from refspec.history.outline import Definition, Kind, parse, scan
 
 What = Literal[
     "born", "there already", "back", "came", "changed", "moved", "renamed from", "renamed to", "left", "died"

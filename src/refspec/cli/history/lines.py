@@ -19,7 +19,7 @@ from refspec.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from refspec.history.function_lines import FunctionLines
+    from refspec.history.functions import FunctionLines
 
 
 def lines(
@@ -39,7 +39,7 @@ def lines(
     It is found anew in each version, and followed from file to file within its folder. Needs a clone with contents of
     files.
     """
-    from refspec.history.function_lines import parts_of, read_lines
+    from refspec.history.functions import parts_of, read_lines
 
     try:
         parts_of(function)

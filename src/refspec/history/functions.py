@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
-from refspec.history.definitions import Definition, parse, scan
+from refspec.history.outline import Definition, parse, scan
 from refspec.history.symbols import Event, Place, check_name, read_symbol
 
 
