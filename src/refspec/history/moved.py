@@ -28,7 +28,7 @@ from typing import Literal
 
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError
-from refspec.history.syntax_trees import Definition, Unit, UnreadError, units_of
+from refspec.history.definitions import Definition, Unit, UnreadError, units_of
 
 Revision = Literal["before", "after"]
 Difference = Literal["docstring", "imports", "comments", "formatting"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from refspec.history.moved import Comparison, Fate, Match, Single
-    from refspec.history.syntax_trees import Definition
+    from refspec.history.definitions import Definition
 
 TITLES: dict[Fate, str] = {
     "unchanged": "In place, the same tree, another text",
