@@ -1,7 +1,7 @@
 """Where SGLang has what refspec's functions are modelled on, and from when until when: facts, no text of SGLang's.
 
-They were read off SGLang's main line, as far as the catalogue reaches, and off the wheel of WHEEL. facts/counterparts.tsv
-holds a row for each file that a function has been in. `refspec history compare` shows the two beside one another.
+They were read off SGLang's main line, as far as the catalogue reaches, and off the wheel of WHEEL. A row of
+facts/counterparts.tsv is a file that a function has been in. `refspec history compare` shows both, side by side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = "operation kind ours path function since since_day until until_day"
 
 @dataclass(frozen=True)
 class Point:
-    """A commit on the main line, by its first ten digits and its committer's day; or WHEEL, later than those, day ""."""
+    """A commit on the main line, by its first ten digits, and its committer's day; or WHEEL, which is later, and ""."""
 
     commit: str
     day: str

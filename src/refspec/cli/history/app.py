@@ -23,6 +23,7 @@ COMMANDS = {
     "symbol": ("refspec.cli.history.symbol:symbol",),
     "lines": ("refspec.cli.history.lines:lines",),
     "follow": ("refspec.cli.history.follow:follow",),
+    "compare": ("refspec.cli.history.compare:compare",),
     "moved": ("refspec.cli.history.moved:moved",),
     "claims": ("refspec.cli.history.claims:claims",),
     "bisect-demo": ("refspec.cli.history.bisect_demo:bisect_demo",),
