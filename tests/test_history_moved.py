@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from refspec.cli.main import app
 from refspec.history import moved as moved_module
 from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.definitions import units_of
 from refspec.history.moved import Comparison, compare_revisions, compare_sources
 from refspec.history.naming import commit_named, parent_of
 
@@ -423,6 +425,27 @@ def test_shuffling_between_files_is_a_pure_move(parts: list[str], data: st.DataO
     assert not result.vanished
     assert not result.appeared
     assert all(m.before.name == m.after.name for m in result.matches)
+
+
+@given(definitions(), definitions(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_definition_is_told_once(old: list[str], new: list[str], data: st.DataObject) -> None:
+    """Whatever happened: names, bodies and whole definitions that come again, and again."""
+    old = old + data.draw(st.lists(st.sampled_from(old), max_size=3))
+    new = data.draw(st.lists(st.sampled_from(old + new), max_size=12))
+    new = [part.replace("n0", "n1") if data.draw(st.booleans()) else part for part in new]
+    places = st.integers(0, 2)
+    sides = [spread(parts, [data.draw(places) for _ in parts]) for parts in (old, new)]
+    result = compared(*sides)
+    for side, singles, files in zip(("before", "after"), (result.vanished, result.appeared), sides, strict=True):
+        told = [getattr(match, side) for match in result.matches] + [single.definition for single in singles]
+        there = [
+            unit.definition for path in files for top in units_of(path, files[path].encode()) for unit in top.walk()
+        ]
+        assert Counter(map(str, told)) == Counter(map(str, there))
+    assert [
+        match for match in result.matches if match.fate == "unchanged" and match.before.name != match.after.name
+    ] == []
 
 
 @given(definitions(), st.data())

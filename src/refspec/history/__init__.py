@@ -37,6 +37,17 @@
 | `file_life` | the life of a file through renames and splits                                                    |
 | `outline`   | where a file of Python defines what                                                              |
 | `likeness`  | how alike two texts are                                                                          |
+| module         | what it answers                                                                                  |
+|----------------|--------------------------------------------------------------------------------------------------|
+| `catalogue`    | facts that are known without a clone: commits, releases, instructive commits, claims             |
+| `clone`        | one clone of SGLang, asked in bulk through git, never written to, never reaching for the network |
+| `sources`      | which clone, if any                                                                              |
+| `commits`      | the commits of a folder, off a clone or off the catalogue                                        |
+| `naming`       | what people call a commit: a pull request, a version, a revision                                 |
+| `definitions`  | Python sources as definitions with their syntax trees                                            |
+| `moved`        | was a refactoring a pure move                                                                    |
+| `counterparts` | where SGLang has what ours is modelled on, and from when until when                              |
+| `compare`      | a function of ours beside SGLang's                                                               |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
 titles and names of files only.

@@ -239,9 +239,14 @@ class _Matcher:
         self._taken.add(b)
         self._heirs[a.path][b.path] += 1
 
-    def _pair_whole(self, a: Unit, b: Unit) -> None:
-        for inner_a, inner_b in zip(a.walk(), b.walk(), strict=True):
-            self._pair(inner_a, inner_b)
+    def _pair_whole(self, a: Unit, b: Unit) -> bool:
+        """With all that is in them, unless some of that belongs elsewhere already. Returns whether it did."""
+        inner = list(zip(a.walk(), b.walk(), strict=True))
+        if any(self.pairs.get(x) is not y and (x in self.pairs or y in self._taken) for x, y in inner):
+            return False
+        for x, y in inner:
+            self._pair(x, y)
+        return True
 
     def _pair_identical(self) -> None:
         """What a glance at the text settles needs no look at its tree."""
@@ -252,12 +257,11 @@ class _Matcher:
         partners = _grouped(self.after, key)
         for value, group in _grouped(self.before, key).items():
             for a, b in zip(group, partners.get(value, ()), strict=False):
-                if a not in self.pairs and b not in self._taken:
-                    self._pair_whole(a, b)
+                if a not in self.pairs and b not in self._taken and self._pair_whole(a, b):
                     self._identical |= set(a.walk())
 
     def _pair_equal(
-        self, print_of: Callable[[Unit], bytes], weight: Callable[[Unit], int], pair: Callable[[Unit, Unit], None]
+        self, print_of: Callable[[Unit], bytes], weight: Callable[[Unit], int], pair: Callable[[Unit, Unit], object]
     ) -> None:
         """Pairs units of one fingerprint, the heaviest first: what is in them goes along."""
         sides = [_grouped(side, print_of) for side in self._free()]

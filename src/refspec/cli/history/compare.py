@@ -71,7 +71,7 @@ def _list(as_json: bool, pager: bool) -> None:
             if counterpart.operation != last:
                 last = counterpart.operation
                 out.print(last, style="bold")
-            place = counterpart.places[-1]
+            place = next((p for p in counterpart.places if not p.until), counterpart.places[-1])
             until = f" until {place.until}" if place.until else ""
             _line(out, 2, f"refspec.{counterpart.ours}", "cyan")
             _line(out, 2, f"{counterpart.kind}: {place.path}:{place.function}, since {place.since}{until}")

@@ -68,7 +68,7 @@ def _show(out: Console, result: Comparison, commits: Sequence[str], path: str, d
     below = f"{path}/" if path else ""
     for title in commits:
         out.print(shown(title), style="bold")
-    where = f"below {shown(below)}, from where paths are told" if below else "in the whole repository"
+    where = f"in {shown(path)}, from where paths are told" if path else "in the whole repository"
     out.print(f"{_counted(len(result.files), 'Python file')} that differ{'s' * (len(result.files) == 1)} {where}")
     for fate, title in TITLES.items():
         matches = [m for m in result.of(fate) if m.differs or (fate != "unchanged" and not m.along)]
