@@ -29,22 +29,22 @@ STRESS_TEST = "test/registered/spec/eagle/test_spec_eagle_stress.py"
 # Sources of our own, that have of SGLang's what the checks look at.
 DRAFT = """
 class EAGLEWorker:
-    def draft_forward(self, forward_batch):
-        for i in range(self.speculative_num_steps):
-            forward_batch.positions.add_(1)
-            logits = self.model_runner.model.forward(forward_batch)
+    def draft_forward(self, batch):
+        for step in range(self.steps):
+            batch.positions.add_(1)
+            logits = self.model_runner.model.forward(batch)
 """
 DRAFT_MENDED = """
 class EAGLEWorker:
-    def draft_forward(self, forward_batch):
-        for i in range(self.speculative_num_steps):
-            logits = self.model_runner.model.forward(forward_batch)
-            forward_batch.positions.add_(1)
+    def draft_forward(self, batch):
+        for step in range(self.steps):
+            logits = self.model_runner.model.forward(batch)
+            batch.positions.add_(1)
 """
 VERIFY = """
 class EagleVerifyInput:
     def verify(self, batch, logits_output):
-        predict = torch.argmax(logits_output.next_token_logits, dim=-1)
+        predict = best(logits_output.next_token_logits)
         accept_index = accepted(self.draft_token, predict)
         verified_id = predict[accept_index]
         return verified_id
@@ -69,18 +69,18 @@ FINALIZE = """    def _finalize_accepted_tree_path(self, batch):
 WORKER_TREE = WORKER.replace("self.speculative_num_draft_tokens", "accept_index.shape[1]") + FINALIZE
 WORKER_AGAIN = WORKER_TREE.replace("self.speculative_num_steps + 1", "self.speculative_num_draft_tokens")
 HOOK_TEXT = """
-def _handle_eagle_family(server_args):
+def _handle_eagle_family(args):
     spec_v1_reason = None
-    if server_args.speculative_eagle_topk > 1 and (server_args.page_size > 1 or is_mamba_state_model):
-        server_args.disable_overlap_schedule = True
+    if args.speculative_eagle_topk > 1 and (args.page_size > 1 or is_mamba_state_model):
+        args.disable_overlap_schedule = True
         spec_v1_reason = "no"
-    if server_args.disable_overlap_schedule:
+    if args.disable_overlap_schedule:
         logger.warning("v1 because %s", spec_v1_reason or "so")
 """
 HOOK_PAGED = """
-def _handle_eagle_family(server_args):
+def _handle_eagle_family(args):
     BACKENDS = ("flashinfer", "fa3", "triton")
-    if server_args.speculative_eagle_topk > 1 and server_args.page_size > 1 and server_args.backend not in BACKENDS:
+    if args.speculative_eagle_topk > 1 and args.page_size > 1 and args.backend not in BACKENDS:
         raise ValueError("no")
 """
 POOLS_TEXT = """
@@ -133,8 +133,8 @@ ENVIRONMENT = 'def env():\n    return {"SGLANG_ENABLE_SPEC_V2": "0"}\n'
 BASE_WORKER = """
 class EagleDraftWorkerBase:
     def _rebuild_topk1_chain_buffers(self):
-        num_steps = self.speculative_num_steps
-        parent_width = num_steps if num_steps > 1 else 0
+        num_steps = self.steps
+        parent_width = num_steps + 0 if num_steps > 1 else 0
         self._topk1_parents_prealloc = torch.arange(-1, parent_width - 1).repeat(max_bs, 1)
 """
 MULTI_LAYER = """
@@ -150,7 +150,7 @@ class MultiLayerEagleDraftWorker:
     def __init__(self):
         self.speculative_num_steps = 3
     def draft_forward(self, topk_index):
-        parents_prealloc = self._topk1_parents_prealloc
+        parents_prealloc = self.rows
         if parents_prealloc is not None and topk_index.shape[0] <= parents_prealloc.shape[0]:
             return parents_prealloc[:bs]
         return self._draft_forward_organize(topk_index)
