@@ -15,8 +15,8 @@ from refspec.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from refspec.history.moved import Comparison, Fate, Match, Single
     from refspec.history.definitions import Definition
+    from refspec.history.moved import Comparison, Fate, Match, Single
 
 TITLES: dict[Fate, str] = {
     "unchanged": "In place, the same tree, another text",
