@@ -146,10 +146,10 @@ class EagleVerifyInput:
         return cls(build(scores, topk, num_verify_tokens), num_verify_tokens)
 
     def verify(self, batch, out):
-        evict_mask = torch.full_like(self.draft_token, True, dtype=torch.bool)
-        evict_mask[accept_index] = False
-        token_to_kv_pool_allocator.free(batch.out_cache_loc[evict_mask])
-        batch.out_cache_loc = batch.out_cache_loc[accept_index]
+        rejected = torch.full_like(slots, True)
+        rejected[accept_index] = False
+        token_to_kv_pool_allocator.free(slots[rejected])
+        batch.out_cache_loc = slots[accept_index]
         batch.seq_lens.add_(accept_length + 1)
 
 
@@ -560,7 +560,7 @@ ALTERED: list[tuple[str, str, Sequence[Alteration]]] = [
             worker(f"{ACCEPTED}            self.allocator.restore_state(verified.left)\n", ACCEPTED),
         ],
     ),
-    ("E24", "false", [file("v0.4.6", TREES, "", "        evict_mask[accept_index] = False\n")]),
+    ("E24", "false", [file("v0.4.6", TREES, "", "        rejected[accept_index] = False\n")]),
     ("E25", "true", [worker("", REFUSED), worker(f"        self.pool.move_kv_cache(slots)\n{RESTORED}", RESTORED)]),
     ("E26", "true", [file("815dce0554", WORKER, "restore_state", "clear_draft_cache")]),
     ("E26", "false", [worker("", RESTORED)]),
