@@ -10,7 +10,7 @@ import typer
 
 from refspec.cli.command_line import UsageError
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pager, language, source_of
-from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.output import UNBOUNDED, paged, plain, print_json, shown
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, FileChange
 from refspec.history.clone import HistoryError, LacksError
@@ -93,6 +93,9 @@ def log(
     lacking = authors and _lacks_mailmap(source)
     if as_json:
         print_json(_document(source, path, chosen, len(all_of_them), by, counted))
+    elif plain() and not counted:
+        table = _table(chosen, by, UNBOUNDED, ascii_only=False, codes=[("", "")] * len(STYLES))
+        print(table + _last_line(source, chosen, len(all_of_them), lines=True))
     else:
         with paged(pager) as out:
             if months:
@@ -226,9 +229,22 @@ def _last_line_in_chinese(source: Source, found: int, of: int) -> str:
     return shown(f"{number}，来自克隆 {source.clone.folder}{shallow}")
 
 
+LINK = "https://link"  # stands for the one that a line has
+STYLES = ("yellow", f"blue link {LINK}", "green", "red")
+
+
 def _print_table(out: Console, commits: Sequence[Commit], by: Whose) -> None:
-    """One line for each, put together by hand: rich takes longer for a table than git for the history."""
-    columns, ascii_only = out.width, out.options.ascii_only
+    codes = [_codes(out, style) for style in STYLES]
+    out.out(_table(commits, by, out.width, out.options.ascii_only, codes), highlight=False, end="")
+
+
+def _table(
+    commits: Sequence[Commit], by: Whose, columns: int, ascii_only: bool, codes: Sequence[tuple[str, str]]
+) -> str:
+    """One line for each, put together by hand: rich takes longer for a table than git for the history.
+
+    codes: what stands before and after a text in each of STYLES.
+    """
     prs = [f"#{commit.pr}" if commit.pr else "" for commit in commits]
     plus = [_signed("+", commit.lines_added) for commit in commits]
     minus = [_signed("-", commit.lines_deleted) for commit in commits]
@@ -237,9 +253,7 @@ def _print_table(out: Console, commits: Sequence[Commit], by: Whose) -> None:
     gap = " " if narrow else "  "
     before_title = "\n  " if narrow else gap
     room = columns - (2 if narrow else 10 + 10 + pr_width + plus_width + 1 + minus_width + 4 * len(gap))
-    (yellow, no_yellow), (blue, no_blue), (green, no_green), (red, no_red) = (
-        _codes(out, style) for style in ("yellow", f"blue link {LINK}", "green", "red")
-    )
+    (yellow, no_yellow), (blue, no_blue), (green, no_green), (red, no_red) = codes
     lines = []
     for commit, pr, added, deleted in zip(commits, prs, plus, minus, strict=True):
         linked = f"{blue.replace(LINK, pr_link(commit.pr))}{pr}{no_blue}" if commit.pr else ""
@@ -248,10 +262,7 @@ def _print_table(out: Console, commits: Sequence[Commit], by: Whose) -> None:
             f"{green}{added:>{plus_width}}{no_green} {red}{deleted:>{minus_width}}{no_red}"
             f"{before_title}{cut(title(commit), room, ascii_only)}\n"
         )
-    out.out("".join(lines), highlight=False, end="")
-
-
-LINK = "https://link"  # stands for the one that a line has
+    return "".join(lines)
 
 
 def _codes(out: Console, style: str) -> tuple[str, str]:
@@ -274,16 +285,12 @@ def title(commit: Commit) -> str:
 
 def cut(text: str, columns: int, ascii_only: bool = False) -> str:
     """The text, or as much of its beginning as fits, with an ellipsis behind."""
-    if text.isascii():
-        if len(text) <= columns:
-            return text
-    else:
-        from rich.cells import cell_len
+    if len(text) * (1 if text.isascii() else 2) <= columns:  # no character takes more than two
+        return text
+    from rich.cells import cell_len, set_cell_size
 
-        if cell_len(text) <= columns:
-            return text
-    from rich.cells import set_cell_size
-
+    if cell_len(text) <= columns:
+        return text
     end = "..." if ascii_only else "…"
     return set_cell_size(text, columns - len(end)).rstrip() + end
 

@@ -98,7 +98,7 @@ def _print(out: Console, named: Named, found: Details, patches: bool) -> None:
         prose("kind", KINDS[found.kind])
     prose("release", _releases(found))
     if found.story:
-        prose(f"story {found.story.label}", found.story.why)
+        prose(f"story {found.story.label}", f"{found.story.why} (refspec history story {found.story.label})")
     out.print()
     out.print(Text(f"    {shown(found.subject)}", "bold"), soft_wrap=True)
     for text in ("", *(found.body or "").strip("\n").split("\n")) if found.body else ():
