@@ -294,7 +294,7 @@ def listing(path: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("make", [*WHOLE, *PARTIAL])
-def test_every_kind_of_clone(origin: Path, tmp_path: Path, make: Callable[[Path, Path], Path]) -> None:
+def test_GIT_09_GIT_10_every_kind_of_clone(origin: Path, tmp_path: Path, make: Callable[[Path, Path], Path]) -> None:
     path = make(origin, tmp_path)
     said = run_all(path)
     assert [said[name][0] for name in ("where", "where --json", "overview")] == [0, 0, 0]
@@ -310,14 +310,13 @@ def test_every_kind_of_clone(origin: Path, tmp_path: Path, make: Callable[[Path,
     assert commits == (2 if make is GIT_01_shallow else 7 if make is not replaced else commits)
     assert kind["main"]["date"] == "2025-01-05"
     assert Path(document["clone"]) == path
+    if make in (*WHOLE, blobless):
+        check_commits(path)
 
 
-@pytest.mark.parametrize("make", [*WHOLE, blobless])
-def test_GIT_09_GIT_10_the_same_commits_on_any(
-    origin: Path, tmp_path: Path, make: Callable[[Path, Path], Path]
-) -> None:
+def check_commits(path: Path) -> None:
     """Bytes that are not UTF-8, separators in titles, a body line that looks like a hash, escapes: field by field."""
-    commits = read_commits(Clone(make(origin, tmp_path)))
+    commits = read_commits(Clone(path))
     assert [commit.subject for commit in commits] == SUBJECTS
     assert [commit.pr for commit in commits] == [None, 12, None, None, None, 7]
     assert [change.path.removeprefix(FOLDER + "/") for change in commits[2].changes] == ["caf\ufffd.py"]
@@ -355,7 +354,6 @@ def test_treeless_says_what_it_lacks(origin: Path, tmp_path: Path) -> None:
     ("make", "lacking"),
     [
         (with_work_tree, []),
-        (bare, []),
         (submodule, []),
         (replaced, []),
         (GIT_01_shallow, ["commits", "tags"]),
@@ -376,7 +374,6 @@ def test_doctor_says_what_is_missing(
         need["remedy"] for need in document["needs"] if not need["ok"] and need["need"] != "contents of the folder"
     )
     assert document["commands"]["symbol, lines, follow"]["ok"] == (not {*lacking} - {"tags"})
-    assert run("doctor", "--clone", path)[0] == status
 
 
 def test_doctor_counts_missing_contents(origin: Path, tmp_path: Path, known: None) -> None:
@@ -428,8 +425,8 @@ def loose(origin: Path, place: Path, name: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", None])
-@pytest.mark.parametrize("name", [f"HEAD:{FOLDER}/b.py", f"HEAD:{FOLDER}", "HEAD~2", "HEAD"])
+@pytest.mark.parametrize("damage", [b"garbage", None])
+@pytest.mark.parametrize("name", [f"HEAD:{FOLDER}/b.py", f"HEAD:{FOLDER}", "HEAD"])
 def test_a_damaged_object_is_told_in_one_line(
     origin: Path, tmp_path: Path, known: None, name: str, damage: bytes | None
 ) -> None:
@@ -439,8 +436,8 @@ def test_a_damaged_object_is_told_in_one_line(
         file.unlink()
     else:
         file.write_bytes(damage)
-    said = run_all(path, [["doctor", "--json"], ["doctor"], ["where"], ["overview"]])
-    assert said["doctor"][0] == said["doctor --json"][0] == 1
+    said = run_all(path, [["doctor", "--json"], ["where"]])
+    assert said["doctor --json"][0] == 1
     if said["doctor --json"][1]:
         damaged = [need for need in json.loads(said["doctor --json"][1])["needs"] if not need["ok"]]
         assert damaged
@@ -761,66 +758,50 @@ def test_trace_does_not_hide_why_git_refuses(tmp_path: Path, monkeypatch: pytest
 # --- names of revisions
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("main", 6),
-        ("HEAD~1", 5),
-        ("@", 6),
-        ("v0.4.6", 0),
-        ("refs/tags/v0.5.0rc0", 6),
-        ("HEAD^{/First}", 0),
-        (":/First", 0),
-        (":/said", 3),
-        ("@{0}", 6),
-        ("@{-1}", None),
-        ("@{...}", None),
-        ("HEAD~99", None),
-        ("HEAD^{tree}", None),
-        ("HEAD:README.md", None),
-        (":README.md", None),
-        ("main..HEAD", None),
-        ("main...HEAD", None),
-        ("^main", None),
-        ("refs/heads/*", None),
-        ("HEAD ", None),
-        ("HEAD\r", None),
-        ("HEAD\tx", None),
-        (" --all", None),
-        ("$(touch made)", None),
-        ("x" * 300_000, None),
-        ("0" * 40, None),
-        ("f" * 64, None),
-        ("\udce9", None),
-        ("推测", None),
-        ("a.lock", None),
-        ("HEAD^{", None),
-        ("HEAD^{/[}", None),
-    ],
-)
+# Of each name, the number of the commit that it means; None if it means none.
+NAMES = {
+    "main": 6,
+    "HEAD~1": 5,
+    "@": 6,
+    "v0.4.6": 0,
+    "refs/tags/v0.5.0rc0": 6,
+    "HEAD^{/First}": 0,
+    ":/First": 0,
+    ":/said": 3,
+    "@{0}": 6,
+    "@{-1}": None,
+    "@{...}": None,
+    "HEAD~99": None,
+    "HEAD^{tree}": None,
+    "HEAD:README.md": None,
+    ":README.md": None,
+    "main..HEAD": None,
+    "main...HEAD": None,
+    "^main": None,
+    "refs/heads/*": None,
+    "HEAD ": None,
+    "HEAD\r": None,
+    "HEAD\tx": None,
+    " --all": None,
+    "$(touch made)": None,
+    "x" * 300_000: None,
+    "0" * 40: None,
+    "f" * 64: None,
+    "\udce9": None,
+    "推测": None,
+    "a.lock": None,
+    "HEAD^{": None,
+    "HEAD^{/[}": None,
+}
+
+
 @pytest.mark.parametrize("make", [with_work_tree, blobless])
-def test_names_of_revisions(
-    origin: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    make: Callable[[Path, Path], Path],
-    name: str,
-    found: int | None,
-) -> None:
-    """Whatever a name looks like, it is one name: those beside it are found."""
-    asked = opened(origin, tmp_path_factory, make)
-    main = asked.main.commit
+def test_names_of_revisions(origin: Path, tmp_path: Path, make: Callable[[Path, Path], Path]) -> None:
+    """Whatever a name looks like, it is one name: those behind it are found."""
+    asked = Clone(make(origin, tmp_path))
     commits = git(origin, "rev-list", "--reverse", "main").split()
-    assert asked.resolve("HEAD", name, main) == [main, None if found is None else commits[found], main]
-
-
-_OPENED: dict[object, Clone] = {}
-
-
-def opened(origin: Path, place: pytest.TempPathFactory, make: Callable[[Path, Path], Path]) -> Clone:
-    """One clone for all names."""
-    if make not in _OPENED:
-        _OPENED[make] = Clone(make(origin, place.mktemp("names")))
-    return _OPENED[make]
+    found = dict(zip(NAMES, asked.resolve(*NAMES), strict=True))
+    assert found == {name: None if number is None else commits[number] for name, number in NAMES.items()}
 
 
 @pytest.mark.parametrize("name", ["HEAD@{99}", "@{push}"])

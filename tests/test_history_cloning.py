@@ -445,9 +445,9 @@ def test_settings_and_variables_of_the_user(
         (hooks / hook).write_text(f"#!/bin/sh\ntouch {tmp_path}/trace\n")
         (hooks / hook).chmod(0o755)
     (alone / ".gitconfig").write_text(
-        f"[core]\n hooksPath = {hooks}\n[init]\n templateDir = {alone}\n defaultBranch = other\n[fetch]\n prune = true\n"
-        " recurseSubmodules = true\n[gc]\n auto = 1\n[safe]\n bareRepository = explicit\n[protocol]\n version = 0\n"
-        "[color]\n ui = always\n[remote]\n pushDefault = x\n"
+        f"[core]\n hooksPath = {hooks}\n[init]\n templateDir = {alone}\n defaultBranch = other\n[fetch]\n"
+        " prune = true\n recurseSubmodules = true\n[gc]\n auto = 1\n[safe]\n bareRepository = explicit\n"
+        "[protocol]\n version = 0\n[color]\n ui = always\n[remote]\n pushDefault = x\n"
     )
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTORY", "GIT_INDEX_FILE", "GIT_CONFIG"):
         monkeypatch.setenv(name, str(alone))

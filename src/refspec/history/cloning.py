@@ -122,7 +122,9 @@ def checked_source(source: str) -> str:
     scheme, is_url, _ = source.partition("://")
     if is_url:
         if scheme not in TRANSPORTS:
-            raise HistoryError(f"a clone comes over {', '.join(TRANSPORTS)}, not over {scheme}: {source}")
+            raise HistoryError(
+                f"a clone comes over {', '.join(TRANSPORTS)}, not over {scheme}: {without_password(source)}"
+            )
         return source
     path = Path(source)
     if source and path.is_dir():
