@@ -27,6 +27,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# How wide tables are must not depend on the terminal that the tests are started from.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 torch.set_num_threads(1)  # the matrices here are so small that a second thread costs more than it brings
 
 

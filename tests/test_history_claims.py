@@ -429,7 +429,7 @@ def test_a_damaged_object_spoils_what_needs_it_alone(image: Image, tmp_path: Pat
     loose.write_bytes(b"damaged")
     every = {id_: one.finding for id_, one in found(Image(bare, image.stands_for)).items()}
     assert {id_ for id_, one in every.items() if one.verdict == CANNOT_SAY} == {"C2", "C3", "C4"}
-    assert every["C2"].note.startswith(f"git cannot read {bare}: ")
+    assert every["C2"].note.startswith(f"git cannot answer from {bare}: ")
 
 
 def test_hashes_of_sha256_are_read_as_well(tmp_path: Path) -> None:
