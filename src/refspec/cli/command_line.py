@@ -46,6 +46,7 @@ class LateCommands(Mapping[str, Any]):
         if name not in self._loaded:
             found, *classes = (_imported(place) for place in self._places[name])
             if isinstance(found, typer.Typer):
+                found.rich_markup_mode = None  # as of the group that it is in, were it added to it in typer's own way
                 self._loaded[name] = typer.main.get_group(found)
                 self._loaded[name].name = name
             else:
