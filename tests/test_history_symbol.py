@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from refspec.cli.main import app
 from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.file_life import follow
 from refspec.history.likeness import changed_lines, likeness, longest_common
 from refspec.history.outline import parse, scan
 from refspec.history.symbols import Life, Place, read_symbol
 from tests import small_history
-from tests.small_history import FOLDER, Step, counted_git, make_history
+from tests.small_history import FOLDER, Step, counted_git, git, make_history
 
 DRAFT = '''\
 @torch.compile(
@@ -224,6 +225,22 @@ def test_a_blobless_clone_says_so(repository: Path, tmp_path: Path) -> None:
     blobless = small_history.clone(repository, tmp_path / "b", "--filter=blob:none", "--bare")
     with pytest.raises(LacksError, match="without file contents"):
         read_symbol(Clone(blobless), "draft")
+
+
+def test_empty_commits_submodules_and_merges(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    first, _ = make_history(folder, [Step("one", {f"{FOLDER}/a.py": "def f():\n    return 1\n"}), Step("")])
+    git(folder, "checkout", "-q", "-b", "side", first)
+    git(folder, "update-index", "--add", "--cacheinfo", f"160000,{first},{FOLDER}/f.py")
+    (folder / FOLDER / "a.py").write_text("def f():\n    return 2\n")
+    git(folder, "commit", "-q", "-m", "on the side", "--", f"{FOLDER}/a.py")
+    git(folder, "commit", "-q", "-m", "a submodule")
+    git(folder, "checkout", "-q", "main")
+    git(folder, "merge", "-q", "-m", "merged", "side")
+    (life,) = read_symbol(Clone(folder), "f").lives
+    assert told(life) == ["born: one", "changed: merged"]
+    assert [event.what for event in follow(Clone(folder), "a.py").events] == ["born", "changed"]
+    assert [event.what for event in follow(Clone(folder), "f.py").events] == ["born"]
 
 
 def test_sha256_and_bytes_that_are_no_text(tmp_path: Path) -> None:

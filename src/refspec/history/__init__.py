@@ -10,6 +10,7 @@
 | `reland`                         | a first try, its revert, and what the second try has that the first had not       |
 | `directory`                      | the folder at releases and revisions: which files came, went, were renamed        |
 | `story`                          | the instructive commits: what to see in each, and where                           |
+| `raw_log`                        | commits with the contents that they replaced, by their hashes                     |
 | `outline`, `symbols`             | where a file of Python defines what; the life of a definition                     |
 | `functions`                      | every change of one function, with its diff                                       |
 | `file_life`, `likeness`          | the life of a file through renames and splits; how alike two texts are            |

@@ -19,9 +19,10 @@ from typing import Literal
 
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY
-from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
+from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, telling_lines
+from refspec.history.raw_log import RawChange, RawCommit, read_raw_log
 
 What = Literal["born", "there already", "back", "changed", "renamed", "deleted"]
 
@@ -79,27 +80,11 @@ class FileLife:
     begins: bool
 
 
-@dataclass(slots=True)
-class _Change:
-    status: str
-    path: str
-    old_path: str | None = None
-    old: str | None = None
-    new: str | None = None
-
-
-@dataclass(slots=True)
-class _Commit:
-    hash: str
-    fields: tuple[str, str, str]
-    changes: list[_Change]
-
-
 @dataclass
 class _Life:
     paths: list[str]
     alive: bool = True
-    events: list[tuple[_Commit, _Change]] = field(default_factory=list)
+    events: list[tuple[RawCommit, RawChange]] = field(default_factory=list)
 
 
 def follow(clone: Clone | None, file: str) -> FileLife:
@@ -152,54 +137,21 @@ def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
 # --- all changes
 
 
-_FORMAT = "%x00%H%x00%aI%x00%cI%x00%s"
-_NO_FILE = ("000000", "160000")  # modes: nothing there; a submodule, whose hash is that of a commit elsewhere
+def _in_clone(clone: Clone, renames: str) -> list[RawCommit]:
+    return read_raw_log(clone, clone.main.commit, renames)
 
 
-def _in_clone(clone: Clone, renames: str) -> list[_Commit]:
-    """Every commit on the main line with all its changes, the oldest first."""
-    said = clone.git(
-        *("log", "-z", "--first-parent", "-m", "--raw", "--no-abbrev", renames, f"--format={_FORMAT}"),
-        *(*PLAIN_DIFF, clone.main.commit, "--"),
-    )
-    fields = said.decode(errors="replace").split("\0")
-    found: list[_Commit] = []
-    at, end = 1, len(fields)
-    while at + 4 <= end:
-        commit = _Commit(fields[at], (fields[at + 1], fields[at + 2], fields[at + 3]), [])
-        found.append(commit)
-        at += 4
-        while at < end and (raw := fields[at].lstrip("\n")):
-            old_mode, new_mode, old, new, status = raw[1:].split(" ")
-            change = _Change(
-                status[0],
-                fields[at + 1],
-                None,
-                None if old_mode in _NO_FILE else old,
-                None if new_mode in _NO_FILE else new,
-            )
-            if status[0] in "RC":
-                change.old_path, change.path = fields[at + 1], fields[at + 2]
-                at += 1
-            commit.changes.append(change)
-            at += 2
-        at += 1
-        if at < end and not fields[at]:  # the NUL between two commits, and that before the next one's hash
-            at += 1
-    return found[::-1]
+def _in_catalogue() -> list[RawCommit]:
+    return [RawCommit(c.hash, None, c.author_date, c.committer_date, c.subject, _facts(c)) for c in catalogue.commits()]
 
 
-def _in_catalogue() -> list[_Commit]:
-    return [_Commit(c.hash, (c.author_date, c.committer_date, c.subject), _facts(c)) for c in catalogue.commits()]
-
-
-def _facts(commit: catalogue.Commit) -> list[_Change]:
+def _facts(commit: catalogue.Commit) -> list[RawChange]:
     crossed = {path for change in commit.crossings for path in (change.path, change.old_path)}
     changes = [change for change in commit.changes if change.path not in crossed]
-    return [_Change(c.status, c.path, c.old_path) for c in (*changes, *commit.crossings)]
+    return [RawChange(c.status, c.path, c.old_path, None, None) for c in (*changes, *commit.crossings)]
 
 
-def _with_facts(commits: list[_Commit]) -> list[_Commit]:
+def _with_facts(commits: list[RawCommit]) -> list[RawCommit]:
     """Renames that need contents to be seen, where the catalogue knows them."""
     known = catalogue.commits_by_hash()
     for commit in commits:
@@ -211,7 +163,7 @@ def _with_facts(commits: list[_Commit]) -> list[_Commit]:
     return commits
 
 
-def _lives(commits: Iterable[_Commit]) -> list[_Life]:
+def _lives(commits: Iterable[RawCommit]) -> list[_Life]:
     lives: list[_Life] = []
     alive: dict[str, _Life] = {}
     deleted: dict[str, _Life] = {}
@@ -245,7 +197,7 @@ def _lives(commits: Iterable[_Commit]) -> list[_Life]:
     return lives
 
 
-def _event(commit: _Commit, change: _Change, number: int, boundary: frozenset[str]) -> FileEvent:
+def _event(commit: RawCommit, change: RawChange, number: int, boundary: frozenset[str]) -> FileEvent:
     what: What
     if change.status == "R":
         what = "renamed"
@@ -255,9 +207,9 @@ def _event(commit: _Commit, change: _Change, number: int, boundary: frozenset[st
         what = "back" if number else "there already" if commit.hash in boundary else "born"
     else:
         what = "changed" if number else "there already"
-    authored, committed, subject = commit.fields
+    dates, pr = (commit.author_date, commit.committer_date), pull_request(commit.subject)
     old_path = change.old_path if change.status == "R" else None
-    return FileEvent(commit.hash, authored, committed, pull_request(subject), subject, what, change.path, old_path)
+    return FileEvent(commit.hash, *dates, pr, commit.subject, what, change.path, old_path)
 
 
 # --- lines
@@ -309,7 +261,7 @@ def _load(clone: Clone, contents: dict[str | None, bytes], blobs: Iterable[str |
         contents[name] = content
 
 
-def _lines_that_went(change: _Change, contents: dict[str | None, bytes]) -> tuple[Counter[bytes], Counter[bytes]]:
+def _lines_that_went(change: RawChange, contents: dict[str | None, bytes]) -> tuple[Counter[bytes], Counter[bytes]]:
     """Lines that the file lost in the change, and those that it gained; telling ones only."""
     old, new = (contents[blob].split(b"\n") for blob in (change.old, change.new))
     gone, come = set(old), set(new)

@@ -17,10 +17,11 @@ from functools import cached_property
 from typing import Literal
 
 from refspec.history.catalogue import DIRECTORY
-from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
+from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, likeness, telling_lines
 from refspec.history.outline import Definition, Kind, parse, scan
+from refspec.history.raw_log import RawChange, RawCommit, parse_change, read_raw_log
 
 What = Literal[
     "born", "there already", "back", "came", "changed", "moved", "renamed from", "renamed to", "left", "died"
@@ -131,25 +132,15 @@ class SymbolHistory:
 
 
 @dataclass
-class _Change:
-    """A file's contents in a commit before and after, by hash; None where there is no file."""
-
-    path: str
-    old: str | None
-    new: str | None
-
-
-@dataclass
 class _Commit:
-    hash: str
-    parent: str | None
-    fields: tuple[str, str, str]
-    changes: list[_Change]
+    """A commit and what it did to the definitions of the name: before, after, and how the two belong together."""
+
+    raw: RawCommit
     before: dict[Place, Definition] = field(default_factory=dict)
     after: dict[Place, Definition] = field(default_factory=dict)
     moves: list[tuple[Place, Place]] = field(default_factory=list)
-    came: dict[Place, Place] = field(default_factory=dict)  # from outside
-    left: dict[Place, Place] = field(default_factory=dict)
+    came: dict[Place, Place] = field(default_factory=dict)  # where from, beyond the folder
+    left: dict[Place, Place] = field(default_factory=dict)  # where to
     other_names: dict[Place, Place] = field(default_factory=dict)
 
     def vanished(self) -> list[Place]:
@@ -173,15 +164,16 @@ def read_symbol(clone: Clone, name: str, path: str = DIRECTORY, revision: str | 
     check_name(name)
     own = name.rpartition(".")[2]
     tip = revision or clone.main.commit
-    commits = _log(clone, path, tip)
-    if not commits:
+    log = read_raw_log(clone, tip, "--no-renames", path=path)
+    if not log:
         raise HistoryError(f"no commit on {clone.main.name} touches {path}{clone.remedy()}")
-    if len({blob for commit in commits for change in commit.changes for blob in (change.old, change.new)}) > MANY:
-        _keep_mentioning(clone, commits, own, path, tip)
+    if len(_contents(log)) > MANY:
+        _only_mentioning(clone, log, own, path, tip)
     blobs = _Blobs(clone, own)
-    blobs.load(blob for commit in commits for change in commit.changes for blob in (change.old, change.new) if blob)
+    blobs.load(_contents(log))
+    commits = [_Commit(raw) for raw in log]
     for commit in commits:
-        for change in commit.changes:
+        for change in commit.raw.changes:
             commit.before |= blobs.definitions(change.path, change.old)
             commit.after |= blobs.definitions(change.path, change.new)
     structural = [commit for commit in commits if commit.before.keys() != commit.after.keys()]
@@ -193,7 +185,7 @@ def read_symbol(clone: Clone, name: str, path: str = DIRECTORY, revision: str | 
     mentions, mentioned_in = ([], []) if lives else _mentions(commits, blobs)
     if not lives and not mentions:
         raise HistoryError(f"nothing in {path} ever mentioned {own}{clone.remedy()}")
-    begins = tuple(commit.hash for commit in commits if commit.hash in clone.boundary)
+    begins = tuple(commit.raw.hash for commit in commits if commit.raw.hash in clone.boundary)
     return SymbolHistory(name, path, tuple(lives), tuple(mentions), tuple(mentioned_in), begins)
 
 
@@ -205,47 +197,16 @@ def check_name(name: str) -> None:
 
 # --- what git knows
 
-_FORMAT = "%x00%H%x00%P%x00%aI%x00%cI%x00%s"
+
+def _contents(log: Iterable[RawCommit]) -> set[str]:
+    return {blob for commit in log for change in commit.changes for blob in (change.old, change.new) if blob}
 
 
-def _log(clone: Clone, path: str, revision: str, *pickaxe: str) -> list[_Commit]:
-    """The oldest first."""
-    said = clone.git(
-        *("log", "-z", "--first-parent", "-m", "--raw", "--no-abbrev", "--no-renames", f"--format={_FORMAT}"),
-        *(*PLAIN_DIFF, *pickaxe, revision, "--", path),
-    )
-    found = []
-    fields = said.decode(errors="replace").split("\0")
-    at = 1
-    while at + 5 <= len(fields):
-        hash_, parents, authored, committed, subject = fields[at : at + 5]
-        at += 5
-        changes = []
-        while at + 1 < len(fields) and not (not fields[at].strip("\n") and _is_hash(fields[at + 1])):
-            if fields[at].lstrip("\n").startswith(":"):
-                changes.append(_change(fields[at].lstrip("\n"), fields[at + 1]))
-                at += 1
-            at += 1
-        at += 1
-        found.append(_Commit(hash_, parents.split(" ")[0] or None, (authored, committed, subject), changes))
-    return found[::-1]
-
-
-def _is_hash(text: str) -> bool:
-    return len(text) in (40, 64) and not text.startswith(":")
-
-
-def _change(raw: str, path: str) -> _Change:
-    """`:mode mode hash hash status`. A submodule, mode 160000, is no file: its hash is that of a commit elsewhere."""
-    old_mode, new_mode, old, new, _ = raw.removeprefix(":").split(" ")
-    is_file = [mode.strip("0") and mode != "160000" for mode in (old_mode, new_mode)]
-    return _Change(path, old if is_file[0] else None, new if is_file[1] else None)
-
-
-def _keep_mentioning(clone: Clone, commits: list[_Commit], own: str, path: str, revision: str) -> None:
+def _only_mentioning(clone: Clone, log: list[RawCommit], own: str, path: str, revision: str) -> None:
     """Drops changes of files that never mentioned the name."""
-    paths = {change.path for commit in _log(clone, path, revision, f"-S{own}") for change in commit.changes}
-    for commit in commits:
+    mentioning = read_raw_log(clone, revision, "--no-renames", f"-S{own}", path=path)
+    paths = {change.path for commit in mentioning for change in commit.changes}
+    for commit in log:
         commit.changes = [change for change in commit.changes if change.path in paths]
 
 
@@ -301,7 +262,7 @@ class _Blobs:
 
 def _check(commit: _Commit, blobs: _Blobs) -> None:
     """Looks again, more closely, at files in which a definition seems to have come or gone."""
-    for change in commit.changes:
+    for change in commit.raw.changes:
         before, after = blobs.definitions(change.path, change.old), blobs.definitions(change.path, change.new)
         if before.keys() != after.keys():
             for place in (*before, *after):
@@ -341,35 +302,35 @@ def _threshold(old: Place, new: Place) -> float:
 
 def _look_elsewhere(clone: Clone, commits: Sequence[_Commit], blobs: _Blobs, path: str) -> None:
     """Finds what came from beyond the folder or went there, and what bears another name."""
-    commits = [commit for commit in commits if commit.hash not in clone.boundary]
+    commits = [commit for commit in commits if commit.raw.hash not in clone.boundary]
     if not commits:
         return
-    lists = "".join(f"{commit.hash} {commit.parent or ''}".rstrip() + "\n" for commit in commits)
+    lists = "".join(f"{commit.raw.hash} {commit.raw.parent or ''}".rstrip() + "\n" for commit in commits)
     said = clone.git(
         *("diff-tree", "--stdin", "-r", "--root", "-z", "--raw", "--no-abbrev", "--no-renames", "--always", "--"),
         stdin=lists.encode(),
     )
     everywhere = _parsed_diff_tree(said)
-    elsewhere: dict[str, list[_Change]] = {}
+    elsewhere: dict[str, list[RawChange]] = {}
     for commit in commits:
-        inside = {change.path for change in commit.changes}
-        others = [c for c in everywhere.get(commit.hash, []) if c.path.endswith(".py") and c.path not in inside]
-        elsewhere[commit.hash] = others if len(others) <= SWEEP else []
+        inside = {change.path for change in commit.raw.changes}
+        others = [c for c in everywhere.get(commit.raw.hash, []) if c.path.endswith(".py") and c.path not in inside]
+        elsewhere[commit.raw.hash] = others if len(others) <= SWEEP else []
     blobs.load(
         blob
         for commit in commits
-        for change in elsewhere[commit.hash]
+        for change in elsewhere[commit.raw.hash]
         for blob in ((change.new,) * bool(commit.vanished()) + (change.old,) * bool(commit.appeared()))
         if blob
     )
     for commit in commits:
-        others = elsewhere[commit.hash]
+        others = elsewhere[commit.raw.hash]
         for old in commit.vanished():
             found = _same_name(commit.before[old], others, "new", blobs)
             if found:
                 commit.left[old] = found
                 continue
-            found = _other_name(commit.before[old], old, [*commit.changes, *others], "new", blobs)
+            found = _other_name(commit.before[old], old, [*commit.raw.changes, *others], "new", blobs)
             if found:
                 commit.other_names[old] = found
         for new in commit.appeared():
@@ -377,19 +338,19 @@ def _look_elsewhere(clone: Clone, commits: Sequence[_Commit], blobs: _Blobs, pat
             if found:
                 commit.came[new] = found
                 continue
-            found = _other_name(commit.after[new], new, [*commit.changes, *others], "old", blobs)
+            found = _other_name(commit.after[new], new, [*commit.raw.changes, *others], "old", blobs)
             if found:
                 commit.other_names[new] = found
 
 
-def _parsed_diff_tree(said: bytes) -> dict[str, list[_Change]]:
-    found: dict[str, list[_Change]] = {}
-    changes: list[_Change] = []
+def _parsed_diff_tree(said: bytes) -> dict[str, list[RawChange]]:
+    found: dict[str, list[RawChange]] = {}
+    changes: list[RawChange] = []
     fields = said.decode(errors="replace").split("\0")
     at = 0
     while at < len(fields):
         if fields[at].startswith(":"):
-            changes.append(_change(fields[at], fields[at + 1]))
+            changes.append(parse_change(fields[at], fields[at + 1]))
             at += 1
         elif fields[at].strip():
             changes = found.setdefault(fields[at].strip(), [])
@@ -400,7 +361,7 @@ def _parsed_diff_tree(said: bytes) -> dict[str, list[_Change]]:
 Side = Literal["old", "new"]
 
 
-def _blob(change: _Change, side: Side) -> str | None:
+def _blob(change: RawChange, side: Side) -> str | None:
     return change.new if side == "new" else change.old
 
 
@@ -408,7 +369,7 @@ def _other(side: Side) -> Side:
     return "old" if side == "new" else "new"
 
 
-def _same_name(one: Definition, changes: Sequence[_Change], side: Side, blobs: _Blobs) -> Place | None:
+def _same_name(one: Definition, changes: Sequence[RawChange], side: Side, blobs: _Blobs) -> Place | None:
     """Where in `changes` a definition of the same name, much like this one, stands on `side` but not on the other."""
     best: tuple[float, Place | None] = (SAME_NAME, None)
     for change in changes:
@@ -421,7 +382,7 @@ def _same_name(one: Definition, changes: Sequence[_Change], side: Side, blobs: _
     return best[1]
 
 
-def _other_name(one: Definition, place: Place, changes: Sequence[_Change], side: Side, blobs: _Blobs) -> Place | None:
+def _other_name(one: Definition, place: Place, changes: Sequence[RawChange], side: Side, blobs: _Blobs) -> Place | None:
     """Where in `changes` nearly the same under another name stands on `side` but not on the other."""
     if one.kind == "name":
         return _other_name_of_variable(one, place, changes, side, blobs)
@@ -448,7 +409,7 @@ def _other_name(one: Definition, place: Place, changes: Sequence[_Change], side:
 
 
 def _other_name_of_variable(
-    one: Definition, place: Place, changes: Sequence[_Change], side: Side, blobs: _Blobs
+    one: Definition, place: Place, changes: Sequence[RawChange], side: Side, blobs: _Blobs
 ) -> Place | None:
     """One line says little: the other must say the same, and a further line must have changed the same name."""
     scope, _, own = place.name.rpartition(".")
@@ -542,7 +503,7 @@ def _birth(
     here: dict[Place, _Life],
     boundary: frozenset[str],
 ) -> Event:
-    if commit.hash in boundary:
+    if commit.raw.hash in boundary:
         return _event(commit, "there already", place, None, None, new)
     if place in commit.came:
         return _event(commit, "came", place, commit.came[place], None, new)
@@ -563,9 +524,10 @@ def _event(
     before: Definition | None = None,
     after: Definition | None = None,
 ) -> Event:
-    authored, committed, subject = commit.fields
-    pr = pull_request(subject)
-    return Event(commit.hash, authored, committed, pr, subject, what, place, other, before, after)
+    raw = commit.raw
+    pr = pull_request(raw.subject)
+    dates = (raw.author_date, raw.committer_date)
+    return Event(raw.hash, *dates, pr, raw.subject, what, place, other, before, after)
 
 
 def _is_meant(life: Life, name: str) -> bool:
@@ -590,9 +552,9 @@ def _mentions(commits: Sequence[_Commit], blobs: _Blobs) -> tuple[list[Mention],
     files: dict[str, int] = {}
     for commit in commits:
         before = sum(files.values())
-        for change in commit.changes:
+        for change in commit.raw.changes:
             files[change.path] = number(change.new)
         after = sum(files.values())
-        if after != before or any(number(c.old) != number(c.new) for c in commit.changes):
-            found.append(Mention(commit.hash, commit.fields[0], commit.fields[2], after))
+        if after != before or any(number(c.old) != number(c.new) for c in commit.raw.changes):
+            found.append(Mention(commit.raw.hash, commit.raw.author_date, commit.raw.subject, after))
     return found, sorted(path for path, n in files.items() if n)
