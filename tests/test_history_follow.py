@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from refspec.cli.main import app
 from refspec.history import catalogue
 from refspec.history.clone import Clone, HistoryError
+from refspec.history.cloning import make_clone
 from refspec.history.file_life import FileLife, Flow, follow
 from tests import small_history
 from tests.small_history import FOLDER, Step, counted_git, git, make_history
@@ -201,9 +202,23 @@ def test_a_blobless_clone_tells_what_it_can(repository: Path, tmp_path: Path) ->
     assert status == 1
     assert "out\n" in out
     assert "split" not in out
-    assert "lacks the contents of files (--filter=blob:none), so splits" in err
+    assert "lacks contents of files, so splits" in err
+    assert "made with --filter=blob:none (refspec history clone --full DIR makes" in err
     life = follow(Clone(tmp_path / "b"), "python/sglang/kernels/info.py")
     assert told(life)[:2] == ["born: organized (#3)", "renamed: out"]  # that of utils.py took contents to see
+
+
+def test_a_clone_with_the_folder_s_contents_alone_knows_the_folder(repository: Path, tmp_path: Path) -> None:
+    """What `refspec history clone` makes by default."""
+    make_clone(tmp_path / "c", f"file://{repository}")
+    whole, life = follow(Clone(repository), "info.py"), follow(Clone(tmp_path / "c"), "info.py")
+    assert told(life) == told(whole)
+    assert life.events[:4] == whole.events[:4], "the lines and the split as well"
+    assert not life.contents
+    status, out, err = run("info.py", "--clone", tmp_path / "c")
+    assert status == 1
+    assert "split: 20 lines went to tools.py" in out
+    assert "--full" in err
 
 
 def test_a_blobless_clone_takes_the_catalogue_s_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

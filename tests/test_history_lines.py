@@ -225,4 +225,4 @@ def test_a_shallow_and_a_blobless_clone_say_so(repository: Path, tmp_path: Path)
     small_history.clone(repository, tmp_path / "b", "--filter=blob:none", "--bare")
     status, out, err = run(f"{FILE}:Worker.verify", "--clone", tmp_path / "b")
     assert (status, out, err.count("\n")) == (1, "", 1)
-    assert "without file contents" in err
+    assert "refspec history clone" in err

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from refspec.cli.main import app
 from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.cloning import make_clone
 from refspec.history.file_life import follow
 from refspec.history.likeness import changed_lines, likeness, longest_common
 from refspec.history.outline import parse, scan
@@ -66,7 +67,7 @@ STEPS = (
         "a class with another name, and a field too",
         {f"{FOLDER}/worker.py": WORKER.replace("Worker", "Eagle").replace("steps", "num_steps")},
     ),
-    Step("out of the folder", {f"{FOLDER}/worker.py": None, "python/sglang/kernels/worker.py": WORKER}),
+    Step("out of the folder", {f"{FOLDER}/worker.py": None, "python/sglang/kernels/worker.py": WORKER + "x = 1\n"}),
     Step("into the folder", {f"{FOLDER}/c.py": WORKER, "python/sglang/kernels/worker.py": "pass\n"}),
 )
 
@@ -223,8 +224,25 @@ def test_a_shallow_clone_tells_no_birth(repository: Path, tmp_path: Path) -> Non
 
 def test_a_blobless_clone_says_so(repository: Path, tmp_path: Path) -> None:
     blobless = small_history.clone(repository, tmp_path / "b", "--filter=blob:none", "--bare")
-    with pytest.raises(LacksError, match="without file contents"):
+    with pytest.raises(LacksError, match="contents"):
         read_symbol(Clone(blobless), "draft")
+
+
+def test_a_clone_with_the_folder_s_contents_alone_says_what_it_cannot_see(repository: Path, tmp_path: Path) -> None:
+    """What `refspec history clone` makes by default."""
+    make_clone(tmp_path / "c", f"file://{repository}")
+    clone = Clone(tmp_path / "c")
+    whole, history = read_symbol(Clone(repository), "draft"), read_symbol(clone, "draft")
+    assert history.lives[0] == whole.lives[0]
+    assert not read_symbol(clone, "propose").unseen
+    # Where it went, and where from, holds contents beyond the folder.
+    assert [told(life)[-1] for life in history.lives[1:]] == ["died: out of the folder", "born: into the folder"]
+    assert len(history.unseen) == 2
+    status, out, err = run("draft", "--clone", tmp_path / "c")
+    assert status == 1
+    assert "died" in out
+    assert err.count("\n") == 1
+    assert f"not known (refspec history clone --full {tmp_path / 'c'} brings them)" in err
 
 
 def test_empty_commits_submodules_and_merges(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, telling_lines
-from refspec.history.raw_log import RawChange, RawCommit, read_raw_log
+from refspec.history.raw_log import RawChange, RawCommit, known_contents, read_raw_log
 
 What = Literal["born", "there already", "back", "changed", "renamed", "deleted"]
 
@@ -101,17 +101,15 @@ def follow(clone: Clone | None, file: str) -> FileLife:
         try:
             commits, whole = _in_clone(clone, "-M"), True
         except LacksError:
-            commits, whole = _with_facts(_in_clone(clone, "-M100%")), False
+            commits, whole = _in_parts(clone), False
     lives = _lives(commits)
     path = _meant(file, lives, clone.remedy() if clone else " as far as the catalogue knows")
     named = [life for life in lives if path in life.paths]
     life = max(named, key=lambda one: (one.alive and one.paths[-1] == path, lives.index(one)))
     events = [_event(commit, change, n, boundary) for n, (commit, change) in enumerate(life.events)]
-    if clone is not None and whole:
-        try:
-            events = _with_lines(clone, life, events, boundary)
-        except LacksError:
-            whole = False
+    if clone is not None:
+        events = _with_lines(clone, life, events, boundary)
+        whole = whole and all(event.lines_added is not None for event in events if event.what != "there already")
     others = tuple(tuple(other.paths) for other in named if other is not life)
     begins = events[0].what == "there already"
     return FileLife(tuple(life.paths), life.alive, tuple(events), whole, others, begins)
@@ -151,15 +149,27 @@ def _facts(commit: catalogue.Commit) -> list[RawChange]:
     return [RawChange(c.status, c.path, c.old_path, None, None) for c in (*changes, *commit.crossings)]
 
 
-def _with_facts(commits: list[RawCommit]) -> list[RawCommit]:
-    """Renames that need contents to be seen, where the catalogue knows them."""
+def _in_parts(clone: Clone) -> list[RawCommit]:
+    """Of a clone that lacks contents: renames that changed nothing, those in the folder if its contents are there, and
+    those that the catalogue knows."""
+    commits = _in_clone(clone, "-M100%")
+    try:
+        inside = {
+            commit.hash: commit.changes for commit in read_raw_log(clone, clone.main.commit, "-M", path=DIRECTORY)
+        }
+    except LacksError:
+        inside = {}
     known = catalogue.commits_by_hash()
     for commit in commits:
+        hashes = {change.path: change for change in commit.changes}
+        better = [change for change in inside.get(commit.hash, []) if change.status == "R"]
         if fact := known.get(commit.hash):
-            facts = _facts(fact)
-            named = {path for change in facts for path in (change.path, change.old_path)} - {None}
-            rest = [change for change in commit.changes if not {change.path, change.old_path} & named]
-            commit.changes = rest + facts
+            better = [change for change in _facts(fact) if change.status == "R"]
+        for change in better:
+            old, new = hashes.get(change.old_path or ""), hashes.get(change.path)
+            if old and new and (old.status, new.status) == ("D", "A"):
+                commit.changes = [one for one in commit.changes if one is not old and one is not new]
+                commit.changes.append(replace(change, old=old.old, new=new.new))
     return commits
 
 
@@ -216,58 +226,59 @@ def _event(commit: RawCommit, change: RawChange, number: int, boundary: frozense
 
 
 def _with_lines(clone: Clone, life: _Life, events: list[FileEvent], boundary: frozenset[str]) -> list[FileEvent]:
-    contents: dict[str | None, bytes] = {None: b""}
-    _load(clone, contents, (blob for _, change in life.events for blob in (change.old, change.new)))
-    split = []
-    for commit, change in life.events:
-        went, came = _lines_that_went(change, contents)
-        few = max(went.total(), came.total()) < SPLIT_LINES
-        split.append(not few and len(commit.changes) <= SWEEP and commit.hash not in boundary)
-    _load(
-        clone,
-        contents,
-        (
-            blob
-            for (commit, own), wanted in zip(life.events, split, strict=True)
-            for change in commit.changes
-            if wanted and change is not own
-            for blob in (change.old, change.new)
-        ),
+    held = _Held(clone)
+    held.load(change for _, change in life.events)
+    lines = [held.lines(change) for _, change in life.events]
+    split = [
+        max(gone.total(), come.total()) >= SPLIT_LINES and len(commit.changes) <= SWEEP and commit.hash not in boundary
+        for (commit, _), (gone, come) in zip(life.events, lines, strict=True)
+    ]
+    held.load(
+        change
+        for (commit, own), wanted in zip(life.events, split, strict=True)
+        for change in commit.changes
+        if wanted and change is not own
     )
     found = []
-    for event, (commit, change), wanted in zip(events, life.events, split, strict=True):
-        if event.what == "there already":
-            found.append(event)
-            continue
-        plus, minus = changed_lines(contents[change.old], contents[change.new])
-        event = replace(event, lines_added=plus, lines_deleted=minus)
+    for event, (commit, change), (gone, come), wanted in zip(events, life.events, lines, split, strict=True):
+        if event.what != "there already" and held.has(change):
+            plus, minus = changed_lines(held.texts[change.old], held.texts[change.new])
+            event = replace(event, lines_added=plus, lines_deleted=minus)
         if wanted:
-            went, came = _lines_that_went(change, contents)
-            others = [(other, *_lines_that_went(other, contents)) for other in commit.changes if other is not change]
+            others = [(other, *held.lines(other)) for other in commit.changes if other is not change]
             event = replace(
                 event,
-                went_to=_flows(went, [(other.path, theirs) for other, _, theirs in others]),
-                came_from=_flows(came, [(other.old_path or other.path, theirs) for other, theirs, _ in others]),
+                went_to=_flows(gone, [(other.path, theirs) for other, _, theirs in others]),
+                came_from=_flows(come, [(other.old_path or other.path, theirs) for other, theirs, _ in others]),
             )
         found.append(event)
     return found
 
 
-def _load(clone: Clone, contents: dict[str | None, bytes], blobs: Iterable[str | None]) -> None:
-    wanted = sorted({blob for blob in blobs if blob} - contents.keys())
-    for name, content in zip(wanted, clone.objects(*wanted), strict=True):
-        if content is None:
-            raise LacksError(f"this clone lacks the contents of files, such as {name}{clone.remedy()}")
-        contents[name] = content
+class _Held:
+    """Contents that the clone has. texts: by their hashes; of None, which is no file, they are empty."""
 
+    def __init__(self, clone: Clone) -> None:
+        self._clone = clone
+        self.texts: dict[str | None, bytes] = {None: b""}
 
-def _lines_that_went(change: RawChange, contents: dict[str | None, bytes]) -> tuple[Counter[bytes], Counter[bytes]]:
-    """Lines that the file lost in the change, and those that it gained; telling ones only."""
-    old, new = (contents[blob].split(b"\n") for blob in (change.old, change.new))
-    gone, come = set(old), set(new)
-    went = Counter(telling_lines(line for line in old if line not in come))
-    came = Counter(telling_lines(line for line in new if line not in gone))
-    return went - came, came - went  # what was only indented in another way is neither
+    def load(self, changes: Iterable[RawChange]) -> None:
+        hashes = {blob for change in changes for blob in (change.old, change.new) if blob}
+        self.texts.update(known_contents(self._clone, hashes - self.texts.keys()))
+
+    def has(self, change: RawChange) -> bool:
+        """Those before and after the change? A catalogue's knows no hashes."""
+        return (change.old or change.new) is not None and {change.old, change.new} <= self.texts.keys()
+
+    def lines(self, change: RawChange) -> tuple[Counter[bytes], Counter[bytes]]:
+        """Lines that the file lost in the change, and those that it gained; telling ones only."""
+        if not self.has(change):
+            return Counter(), Counter()
+        old, new = (self.texts[blob].split(b"\n") for blob in (change.old, change.new))
+        before, after = set(old), set(new)
+        gone = Counter(telling_lines(line for line in old if line not in after))
+        come = Counter(telling_lines(line for line in new if line not in before))
+        return gone - come, come - gone  # what was only indented in another way is neither
 
 
 def _flows(lines: Counter[bytes], others: Iterable[tuple[str, Counter[bytes]]]) -> tuple[Flow, ...]:

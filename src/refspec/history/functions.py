@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.outline import Definition, parse, scan
+from refspec.history.raw_log import missing
 from refspec.history.symbols import Event, Place, check_name, read_symbol
 
 
@@ -29,7 +30,7 @@ class FunctionLines:
     place: where it is at the revision `commit`. ranges: its first and last lines there, several where an if and its
     else, or a property's getter and setter, define it. changes: the newest first, each with the diff of its text, hunks
     as `diff -u` has them; "" where nothing but its place changed. begins: is the last of them no birth, because the
-    clone's history begins there?
+    clone's history begins there? unseen: of its birth, the clone lacks what says whether it came from another folder.
     """
 
     place: Place
@@ -37,6 +38,7 @@ class FunctionLines:
     ranges: tuple[tuple[int, int], ...]
     changes: tuple[tuple[Event, str], ...]
     begins: bool
+    unseen: bool
 
 
 def read_lines(clone: Clone, what: str, revision: str | None = None) -> FunctionLines:
@@ -53,7 +55,7 @@ def read_lines(clone: Clone, what: str, revision: str | None = None) -> Function
         raise HistoryError(f"{_text(path)} is not Python: --clone's git log -L can follow lines of other files")
     (source,) = clone.objects(f"{commit}:{path}")
     if source is None:
-        raise LacksError(f"this clone lacks the contents of {_text(path)}{clone.remedy()}")
+        raise LacksError(f"this clone lacks the contents of {_text(path)}{missing(clone)}")
     found = _definitions(source, path, name)
     place = Place(_text(path), found[0].name)
     folder = DIRECTORY if path.startswith(f"{DIRECTORY}/") else posixpath.dirname(path) or "."
@@ -66,7 +68,8 @@ def read_lines(clone: Clone, what: str, revision: str | None = None) -> Function
         )
     changes = tuple((event, diff(event.before, event.after)) for event in life.events[::-1])
     ranges = tuple((one.first, one.last) for one in found)
-    return FunctionLines(place, commit, ranges, changes, life.events[0].what == "there already")
+    first = life.events[0]
+    return FunctionLines(place, commit, ranges, changes, first.what == "there already", first.hash in history.unseen)
 
 
 def diff(before: Definition | None, after: Definition | None) -> str:

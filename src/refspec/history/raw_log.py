@@ -1,10 +1,12 @@
-"""`git log --raw`, as it is: the contents that each commit replaced, by their hashes."""
+"""`git log --raw`, as it is: the contents that each commit replaced, by their hashes; and those contents."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from refspec.history.clone import PLAIN_DIFF, Clone
+from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
 
 _FORMAT = "%x00%H%x00%P%x00%aI%x00%cI%x00%s"
 _FIELDS = 5
@@ -66,6 +68,32 @@ def read_raw_log(clone: Clone, revision: str, *options: str, path: str | None = 
             found.append(RawCommit(field, parents.split(" ")[0] or None, authored, committed, subject, []))
             at += _FIELDS
     return found[::-1]
+
+
+def contents(clone: Clone, hashes: Iterable[str]) -> dict[str, bytes]:
+    """What files hold, by the hashes of it. Raises LacksError if the clone lacks any of it."""
+    wanted = set(hashes)
+    found = known_contents(clone, wanted)
+    if len(found) < len(wanted):
+        name = min(wanted - found.keys())
+        raise LacksError(f"this clone lacks the contents of files, such as {name[:10]}{missing(clone)}")
+    return found
+
+
+def known_contents(clone: Clone, hashes: Iterable[str]) -> dict[str, bytes]:
+    """What the clone has of the contents with these hashes."""
+    wanted = sorted(set(hashes))
+    held = zip(wanted, clone.objects(*wanted), strict=True)
+    return {name: content for name, content in held if content is not None}
+
+
+def missing(clone: Clone) -> str:
+    """Why contents may be missing, and what brings them, to go behind a message that says so."""
+    if not clone.is_partial:
+        return clone.remedy() or " (git fsck says more)"
+    if clone.is_ours:
+        return f" (refspec history clone --full {shlex.quote(str(clone.folder))} brings them)"
+    return f": it was made with --filter={clone.filter} (refspec history clone --full DIR makes a whole one)"
 
 
 def parse_change(raw: str, path: str) -> RawChange:

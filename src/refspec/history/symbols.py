@@ -17,11 +17,11 @@ from functools import cached_property
 from typing import Literal
 
 from refspec.history.catalogue import DIRECTORY
-from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.clone import Clone, HistoryError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, likeness, telling_lines
 from refspec.history.outline import Definition, Kind, parse, scan
-from refspec.history.raw_log import RawChange, RawCommit, parse_change, read_raw_log
+from refspec.history.raw_log import RawChange, RawCommit, contents, known_contents, parse_change, read_raw_log
 
 What = Literal[
     "born", "there already", "back", "came", "changed", "moved", "renamed from", "renamed to", "left", "died"
@@ -120,7 +120,9 @@ class SymbolHistory:
     """Lives of the definitions that bear a name, by their first commit; where there are none, its mentions.
 
     mentions: commits in which their number changed, the oldest first. mentioned_in: files that mention it at the end.
-    begins: commits of a shallow clone at which the history seen here begins, not the folder's own.
+    begins: commits of a shallow clone at which the history seen here begins, not the folder's own. unseen: commits in
+    which a life began or ended, and of which the clone lacks contents beyond the folder, where it may have come from or
+    gone to.
     """
 
     name: str
@@ -129,6 +131,7 @@ class SymbolHistory:
     mentions: tuple[Mention, ...]
     mentioned_in: tuple[str, ...]
     begins: tuple[str, ...]
+    unseen: tuple[str, ...]
 
 
 @dataclass
@@ -142,6 +145,7 @@ class _Commit:
     came: dict[Place, Place] = field(default_factory=dict)  # where from, beyond the folder
     left: dict[Place, Place] = field(default_factory=dict)  # where to
     other_names: dict[Place, Place] = field(default_factory=dict)
+    unseen: bool = False  # does the clone lack contents that it changed beyond the folder?
 
     def vanished(self) -> list[Place]:
         gone = {old for old, _ in self.moves}
@@ -186,7 +190,9 @@ def read_symbol(clone: Clone, name: str, path: str = DIRECTORY, revision: str | 
     if not lives and not mentions:
         raise HistoryError(f"nothing in {path} ever mentioned {own}{clone.remedy()}")
     begins = tuple(commit.raw.hash for commit in commits if commit.raw.hash in clone.boundary)
-    return SymbolHistory(name, path, tuple(lives), tuple(mentions), tuple(mentioned_in), begins)
+    ends = {event.hash for life in lives for event in life.events if event.what in ("born", "back", "died")}
+    unseen = tuple(commit.raw.hash for commit in commits if commit.unseen and commit.raw.hash in ends)
+    return SymbolHistory(name, path, tuple(lives), tuple(mentions), tuple(mentioned_in), begins, unseen)
 
 
 def check_name(name: str) -> None:
@@ -221,11 +227,10 @@ class _Blobs:
         self._mentioning: set[str | None] = set()
         self._definitions: dict[str, list[Definition]] = {}
 
-    def load(self, names: Iterable[str]) -> None:
-        wanted = sorted(set(names) - self.contents.keys())
-        for name, content in zip(wanted, self._clone.objects(*wanted), strict=True):
-            if content is None:
-                raise LacksError(f"this clone lacks the contents of files, such as {name}{self._clone.remedy()}")
+    def load(self, names: Iterable[str], lacking: bool = False) -> None:
+        """Raises LacksError if some are missing, unless they may be `lacking`."""
+        read = known_contents if lacking else contents
+        for name, content in read(self._clone, set(names) - self.contents.keys()).items():
             self.contents[name] = content
             if self._bytes in content:
                 self._mentioning.add(name)
@@ -316,13 +321,18 @@ def _look_elsewhere(clone: Clone, commits: Sequence[_Commit], blobs: _Blobs, pat
         inside = {change.path for change in commit.raw.changes}
         others = [c for c in everywhere.get(commit.raw.hash, []) if c.path.endswith(".py") and c.path not in inside]
         elsewhere[commit.raw.hash] = others if len(others) <= SWEEP else []
-    blobs.load(
-        blob
+    needed = {
+        commit.raw.hash: {
+            blob
+            for change in elsewhere[commit.raw.hash]
+            for blob in ((change.new,) * bool(commit.vanished()) + (change.old,) * bool(commit.appeared()))
+            if blob
+        }
         for commit in commits
-        for change in elsewhere[commit.raw.hash]
-        for blob in ((change.new,) * bool(commit.vanished()) + (change.old,) * bool(commit.appeared()))
-        if blob
-    )
+    }
+    blobs.load((blob for wanted in needed.values() for blob in wanted), lacking=True)
+    for commit in commits:
+        commit.unseen = not needed[commit.raw.hash] <= blobs.contents.keys()
     for commit in commits:
         others = elsewhere[commit.raw.hash]
         for old in commit.vanished():

@@ -85,6 +85,18 @@ def say_begins(clone: Clone, commit: str) -> None:
     typer.echo(f"refspec: the clone is shallow: what came before {commit[:10]} is not in it{remedy}", err=True)
 
 
+def say_unseen(clone: Clone, commits: Sequence[str]) -> None:
+    """Says on stderr that what these commits changed beyond the folder could not be looked at."""
+    from refspec.history.raw_log import missing
+
+    which = ", ".join(commit[:10] for commit in commits[:3]) + (", ..." if len(commits) > 3 else "")
+    typer.echo(
+        f"refspec: this clone lacks contents of files beyond the folder, so whether anything came from there or went "
+        f"there in {which} is not known{missing(clone)}",
+        err=True,
+    )
+
+
 def origin(clone: Clone) -> str:
     """Who says so: the last line of what is printed off a clone."""
     return shown(f"{clone.main.name} up to {clone.main.commit[:10]}, from the clone {clone.folder}")

@@ -32,6 +32,7 @@ def follow(
     round. Needs a clone for splits and numbers of lines; the rest is known without one.
     """
     from refspec.history.file_life import follow as read_life
+    from refspec.history.raw_log import missing
 
     source = source_of(clone, catalogue_only, as_json)
     life = read_life(source.clone, os.fsencode(file).decode(errors="replace"))
@@ -47,8 +48,8 @@ def follow(
                 out.print(said, style="dim", soft_wrap=True)
     if source.clone and not life.contents:
         typer.echo(
-            f"refspec: this clone lacks the contents of files (--filter={source.clone.filter}), so splits, numbers of "
-            "lines and renames with changes that the catalogue does not know are not told",
+            "refspec: this clone lacks contents of files, so splits, numbers of lines and renames with changes may be "
+            f"missing{missing(source.clone)}",
             err=True,
         )
     if source.clone and life.begins:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.events import origin, say_begins
+from refspec.cli.history.events import origin, say_begins, say_unseen
 from refspec.cli.history.options import ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.symbol import event_json, notes_of, word
@@ -56,6 +56,9 @@ def lines(
             out.print(origin(asked), style="dim", soft_wrap=True)
     if found.begins:
         say_begins(asked, found.changes[-1][0].hash)
+    if found.unseen:
+        say_unseen(asked, [found.changes[-1][0].hash])
+    if found.begins or found.unseen:
         raise typer.Exit(1)
 
 
@@ -66,6 +69,7 @@ def _document(found: FunctionLines) -> dict[str, Any]:
         "ranges": found.ranges,
         "changes": [event_json(event) | {"diff": diff} for event, diff in found.changes],
         "begins": found.begins,
+        "unseen": found.unseen,
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.events import Row, inside, origin, print_events, say_begins
+from refspec.cli.history.events import Row, inside, origin, print_events, say_begins, say_unseen
 from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY
@@ -73,6 +73,9 @@ def symbol(
             out.print(origin(asked), style="dim", soft_wrap=True)
     if history.begins:
         say_begins(asked, history.begins[0])
+    if history.unseen:
+        say_unseen(asked, history.unseen)
+    if history.begins or history.unseen:
         raise typer.Exit(1)
 
 
@@ -92,6 +95,7 @@ def _document(history: SymbolHistory) -> dict[str, Any]:
         "mentions": [asdict(mention) for mention in history.mentions],
         "mentioned_in": history.mentioned_in,
         "begins": history.begins,
+        "unseen": history.unseen,
     }
 
 
