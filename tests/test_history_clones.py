@@ -369,8 +369,8 @@ def test_treeless_says_what_it_lacks(origin: Path, tmp_path: Path) -> None:
         (submodule, []),
         (replaced, []),
         (GIT_01_shallow, ["commits", "tags"]),
-        (blobless, ["contents of the folder"]),
-        (treeless, ["lists of files", "contents of the folder"]),
+        (blobless, ["contents of the folder", "contents of other files"]),
+        (treeless, ["lists of files", "contents of the folder", "contents of other files"]),
         (GIT_04_no_tags, ["tags"]),
     ],
 )

@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from small_history import FOLDER, Step, clone, git, make_history
 from typer.testing import CliRunner
 
 from refspec.cli.main import app
-from refspec.history import cloning, sources
+from refspec.history import catalogue, cloning, sources
 from refspec.history.clone import Clone, LacksError
 from refspec.history.cloning import Cloned, checked_source, make_clone
 from refspec.history.commits import read_commits
@@ -143,6 +144,21 @@ def test_contents_come_in_batches(origin: Path, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path / "c", origin, stop="contents, 8")
     assert made(tmp_path / "c", None)[1] == ["what is new", "contents, 0 of 12", "contents, 8 of 12", "commit-graph"]
+
+
+def test_contents_that_the_story_and_the_claims_are_about(
+    origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a commit of the story changed, before and after; and certain files at certain revisions."""
+    commits = git(origin, "rev-list", "--reverse", "main").split()
+    story = [replace(catalogue.story()[0], hash=hash_) for hash_ in (commits[10], "1" * 40)]
+    monkeypatch.setattr(catalogue, "story", lambda: story)
+    monkeypatch.setattr(cloning, "BEYOND", ((("refs/tags/v0.4.6", "v9"), ("README.md",)),))
+    seen, _ = made(tmp_path / "c", origin)
+    assert (seen.contents, seen.missing) == ("folder", 0)
+    asked = Clone(tmp_path / "c")
+    there = asked.present(*git(origin, "rev-parse", *(f"{commit}:README.md" for commit in commits)).split())
+    assert sorted(asked.objects(*there)) == [b"10\n", b"5\n", b"9\n"]
 
 
 def test_full(origin: Path, tmp_path: Path) -> None:
@@ -470,7 +486,7 @@ def test_as_it_is_run(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines = out.splitlines()
     assert lines[0].startswith(f"{own}: a clone of file://{origin}, ")
     assert lines[1].startswith("40 commits, main at ")
-    assert lines[1].endswith(f"2 tags; the contents of {FOLDER} alone")
+    assert lines[1].endswith(f"2 tags; the contents of {FOLDER} and few others")
     found = sources.find_source()
     assert (found.clone is not None) == sources.is_sglang(Clone(own))
     status, out, err = run("--json", "--full", "c", "--from", f"file://{origin}")

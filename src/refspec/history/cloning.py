@@ -3,7 +3,7 @@
 `git clone` cannot go on where it was interrupted, so here the history comes in steps, each of which keeps what it
 brought: the main line's last 500 commits, then four times as many and so on until all are there, then the tags, then
 the contents of CONTENTS in batches. What is there already says which step is next. The clone is bare, and unless all of
-it is asked for it is partial: of the contents of files it has those of CONTENTS alone.
+it is asked for it is partial: of the contents of files it has what the commands here ask for, CONTENTS above all.
 """
 
 from __future__ import annotations
@@ -20,10 +20,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.clone import ELSEWHERE, MAIN_LINES, OURS, Clone, GitError, HistoryError, reason
 
 CONTENTS = (DIRECTORY,)
+# Where claims look besides: at which revisions, into which files.
+BEYOND = (
+    (("refs/tags/v0.4.6", "815dce0554", "b26bc86b36^"), ("python",)),
+    (
+        tuple(
+            "9fafa62db7^ 9fafa62db7 9fb48f951f^ 9fb48f951f 52a34d7448^ 52a34d7448 e983e43248 d315eb7250 HEAD".split()
+        ),
+        (
+            "python/sglang/srt/arg_groups/speculative_hook.py",
+            "python/sglang/srt/layers/attention/flashattention_backend.py",
+            "python/sglang/srt/layers/attention/flashinfer_mla_backend.py",
+            "python/sglang/srt/models/deepseek_v2.py",
+            "sgl-kernel/csrc/speculative/eagle_utils.cu",
+        ),
+    ),
+)
 FIRST_STEP = 500  # commits
 STEP_GROWTH = 4
 CONTENTS_STEP = 1000  # files' contents in one batch
@@ -47,9 +64,9 @@ Tell = Callable[[str], None]
 class Cloned:
     """A clone that is complete, as far as its source lets it be.
 
-    source: without a password. contents: "all", "folder" or "none". missing: contents of the folder that did not come,
-    or were not asked for. is_shallow: the source's own history does not reach back to the first commit. notes: what
-    else is worth saying.
+    source: without a password. contents: "all", "folder" or "none". missing: contents of the folder, and others that
+    commands ask for, that did not come. is_shallow: the source's own history does not reach back to the first commit.
+    notes: what else is worth saying.
     """
 
     folder: Path
@@ -71,9 +88,9 @@ def make_clone(
     """Makes a clone in `folder`, goes on with one that was interrupted, or brings one up to date.
 
     source: a URL, or the path of a repository; None: where the clone in `folder` is from, else REPOSITORY. full:
-    with the contents of all files. contents: with those of CONTENTS. tell: is handed what happens, a line at a time.
-    Raises HistoryError, and leaves `folder` as it is, if it holds something that was not made here; also if the source
-    cannot be read, or the connection breaks: what has come until then is kept.
+    with the contents of all files. contents: with those that the commands ask for. tell: is handed what happens, a line
+    at a time. Raises HistoryError, and leaves `folder` as it is, if it holds something that was not made here; also if
+    the source cannot be read, or the connection breaks: what has come until then is kept.
     """
     folder = folder.resolve()
     if not _is_ours(folder):
@@ -223,7 +240,7 @@ class _Repository:
             self.forget_filter()
 
     def bring_contents(self) -> None:
-        """The contents of all files below CONTENTS, in every version that a commit has."""
+        """The contents that are `missing`."""
         missing = self.missing()
         if missing:
             self._check_version(OLDEST_GIT_FOR_CONTENTS, "bringing contents of some files alone")
@@ -234,9 +251,24 @@ class _Repository:
             self._fetch("--no-tags", "--no-write-fetch-head", "--stdin", "origin", negotiate=False, stdin=batch)
 
     def missing(self) -> list[str]:
-        """The objects below CONTENTS that some commit has and the clone has not."""
-        said = self.git("rev-list", "--objects", "--no-object-names", "--missing=print", "--all", "--", *CONTENTS)
-        return [line[1:] for line in said.splitlines() if line.startswith("?")]
+        """The contents that the clone is to have and has not: those below CONTENTS at all commits; those that commits
+        of the story changed, wherever; and those that are BEYOND.
+        """
+        clone = Clone(self.folder)
+        missing = self._missing("--all", "--", *CONTENTS)
+        for revisions, paths in BEYOND:
+            if there := [commit for commit in clone.resolve(*revisions) if commit]:
+                missing |= self._missing("--no-walk", "--sparse", *there, "--", *paths)
+        story = clone.present(*(commit.hash for commit in catalogue.story()))
+        options = ("--stdin", "-r", "--raw", "--no-abbrev", "--no-commit-id")
+        told = clone.git("diff-tree", *options, stdin="".join(f"{commit}\n" for commit in story).encode())
+        changed = {hash_ for line in told.decode(errors="replace").splitlines() for hash_ in line.split()[2:4]}
+        changed = {hash_ for hash_ in changed if hash_.strip("0")}
+        return sorted(missing | (changed - clone.present(*changed)))
+
+    def _missing(self, *what: str) -> set[str]:
+        said = self.git("rev-list", "--objects", "--no-object-names", "--missing=print", *what)
+        return {line[1:] for line in said.splitlines() if line.startswith("?")}
 
     def forget_filter(self) -> None:
         """It is a whole clone from now on."""

@@ -12,6 +12,7 @@ from refspec.history.clone import Clone, GitError, Head, LacksError
 from refspec.history.cloning import commit_graph_size
 
 COMMITS, TREES, CONTENTS, TAGS = "commits", "lists of files", "contents of the folder", "tags"
+OTHERS = "contents of other files"
 
 # What each command needs of a clone, beyond what the catalogue knows.
 NEEDS = {
@@ -20,7 +21,7 @@ NEEDS = {
     "story, show, diff, reland": (COMMITS, TREES, CONTENTS),
     "symbol, lines, follow": (COMMITS, TREES, CONTENTS),
     "compare, moved": (COMMITS, TREES, CONTENTS),
-    "claims": (COMMITS, TREES, CONTENTS, TAGS),
+    "claims": (COMMITS, TREES, CONTENTS, OTHERS, TAGS),
 }
 FROM_THE_CATALOGUE = "overview, log, dir, story without diffs, and the verdicts of claims"
 
@@ -106,7 +107,7 @@ def kind_of(clone: Clone) -> Kind:
 def examine(clone: Clone) -> Examination:
     """Looks for everything that a command may need. What is damaged is found by reading it, but only in the folder."""
     return Examination(
-        (_commits(clone), *_trees_and_contents(clone), _tags(clone)),
+        (_commits(clone), *_trees_and_contents(clone), _others(clone), _tags(clone)),
         ".".join(map(str, clone.git_version)),
         commit_graph_size(clone),
     )
@@ -184,6 +185,14 @@ def _damage(clone: Clone, hashes: list[str]) -> str:
     except GitError as error:
         return str(error)
     return ""
+
+
+def _others(clone: Clone) -> Finding:
+    if not clone.is_partial:
+        return Finding(OTHERS, True, "none was left out")
+    remedy = f"refspec history clone --full {shlex.quote(str(clone.folder)) if clone.is_ours else ''}".strip()
+    found = "those that claims ask for, but for one that asks for all (F12)" if clone.is_ours else "they were left out"
+    return Finding(OTHERS, False, f"{found} (--filter={clone.filter})", f"{remedy} brings all")
 
 
 def _tags(clone: Clone) -> Finding:

@@ -27,13 +27,14 @@ def clone(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="With the contents of all files, at all commits.")] = False,
     contents: Annotated[
-        bool, typer.Option("--contents/--no-contents", help=f"With those of {DIRECTORY}, at all commits.")
+        bool, typer.Option("--contents/--no-contents", help="With those that commands ask for; above all the folder's.")
     ] = True,
     as_json: Json = False,
 ) -> None:
     """Make a clone of SGLang, go on with one that was interrupted, or bring one up to date. Uses the network.
 
-    Without --full it takes about 40 MB: all commits and lists of files, but the contents of one folder alone.
+    Without --full it takes about 40 MB: all commits and lists of files, and of contents those of the
+    folder at all commits, what commits of the story changed, and what claims look at besides.
     """
     if full and not contents:
         raise UsageError("--full and --no-contents rule each other out")
@@ -52,8 +53,8 @@ def clone(
     out = console()
     has = {
         "all": "the contents of all files",
-        "folder": f"the contents of {DIRECTORY} alone",
-        "none": f"no contents of files ({made.missing} of the folder are missing)",
+        "folder": f"the contents of {DIRECTORY} and few others",
+        "none": f"no contents of files ({made.missing} that commands ask for are missing)",
     }[made.contents]
     out.print(shown(f"{made.folder}: a clone of {made.source}, {_megabytes(made.size)}"), soft_wrap=True)
     out.print(
