@@ -153,7 +153,7 @@ def test_contents_that_the_story_and_the_claims_are_about(
     commits = git(origin, "rev-list", "--reverse", "main").split()
     story = [replace(catalogue.story()[0], hash=hash_) for hash_ in (commits[10], "1" * 40)]
     monkeypatch.setattr(catalogue, "story", lambda: story)
-    monkeypatch.setattr(cloning, "BEYOND", ((("refs/tags/v0.4.6", "v9"), ("README.md",)),))
+    monkeypatch.setattr(cloning, "BEYOND", (("refs/tags/v0.4.6 v9", ("README.md",)),))
     seen, _ = made(tmp_path / "c", origin)
     assert (seen.contents, seen.missing) == ("folder", 0)
     asked = Clone(tmp_path / "c")

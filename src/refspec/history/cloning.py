@@ -27,11 +27,9 @@ from refspec.history.clone import ELSEWHERE, MAIN_LINES, OURS, Clone, GitError, 
 CONTENTS = (DIRECTORY,)
 # Where claims look besides: at which revisions, into which files.
 BEYOND = (
-    (("refs/tags/v0.4.6", "815dce0554", "b26bc86b36^"), ("python",)),
+    ("refs/tags/v0.4.6 815dce0554 b26bc86b36^", ("python",)),
     (
-        tuple(
-            "9fafa62db7^ 9fafa62db7 9fb48f951f^ 9fb48f951f 52a34d7448^ 52a34d7448 e983e43248 d315eb7250 HEAD".split()
-        ),
+        "9fafa62db7^ 9fafa62db7 9fb48f951f^ 9fb48f951f 52a34d7448^ 52a34d7448 e983e43248^ e983e43248 d315eb7250 HEAD",
         (
             "python/sglang/srt/arg_groups/speculative_hook.py",
             "python/sglang/srt/layers/attention/flashattention_backend.py",
@@ -257,7 +255,7 @@ class _Repository:
         clone = Clone(self.folder)
         missing = self._missing("--all", "--", *CONTENTS)
         for revisions, paths in BEYOND:
-            if there := [commit for commit in clone.resolve(*revisions) if commit]:
+            if there := [commit for commit in clone.resolve(*revisions.split()) if commit]:
                 missing |= self._missing("--no-walk", "--sparse", *there, "--", *paths)
         story = clone.present(*(commit.hash for commit in catalogue.story()))
         options = ("--stdin", "-r", "--raw", "--no-abbrev", "--no-commit-id")
