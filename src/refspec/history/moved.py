@@ -15,6 +15,7 @@ they are read from files that differ, so what was copied from an untouched file 
 from __future__ import annotations
 
 import difflib
+import gc
 import io
 import textwrap
 import tokenize
@@ -22,6 +23,7 @@ import zlib
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -166,6 +168,23 @@ def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTO
 
 def compare_sources(before: Files, after: Files, other_files: int = 0) -> Comparison:
     """What became of the definitions of one set of files in another."""
+    with _without_collector():
+        return _compare(before, after, other_files)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Of millions of nodes none is garbage, and looking through them again and again takes longer than the rest."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _compare(before: Files, after: Files, other_files: int) -> Comparison:
     unread: dict[tuple[Revision, str], str] = {}
     units: dict[Revision, list[Unit]] = {"before": [], "after": []}
     for revision, files in _sides(before, after):
@@ -343,26 +362,26 @@ class _Matcher:
         return a.parent is not None and b.parent is not None and self.pairs.get(a.parent) is b.parent
 
     def _candidates(self, olds: list[Unit], news: list[Unit]) -> Iterator[tuple[Unit, Unit]]:
-        by_key: list[Callable[[Unit], Hashable]] = [
-            lambda unit: (unit.path, unit.name),
-            lambda unit: unit.name,
-            lambda unit: (unit.path, unit.last_name),
-        ]
-        for key in by_key:
-            partners = _grouped(news, key)
-            for value, group in _grouped(olds, key).items():
-                others = partners.get(value, [])
-                if len(group) * len(others) <= CANDIDATES**2:
-                    yield from ((a, b) for a in group for b in others)
-                else:
-                    yield from zip(group, others, strict=False)
+        """A few for each unit. Where one in the same place is about as similar as any, it is the only one."""
         shares: dict[int, list[Unit]] = defaultdict(list)
         for b in news:
             for share in _shares(b):
                 shares[share].append(b)
+        in_place, *by_name = (
+            _Namesakes(olds, news, key)
+            for key in (
+                lambda unit: (unit.path, unit.name),
+                lambda unit: unit.name,
+                lambda unit: (unit.path, unit.last_name),
+            )
+        )
         for a in olds:
             votes = Counter(b for share in _shares(a) if len(shares.get(share, ())) <= COMMON for b in shares[share])
-            yield from ((a, b) for b, _ in votes.most_common(CANDIDATES))
+            best = votes.most_common(CANDIDATES)
+            near = in_place.of(a)
+            if not near or (best and 2 * max(votes[b] for b in near) < best[0][1]):
+                near = [*near, *(b for names in by_name for b in names.of(a)), *(b for b, _ in best)]
+            yield from ((a, b) for b in near)
 
     def _ratio(self, a: Unit, b: Unit, needed: float = 0.0) -> float:
         if (a, b) not in self._ratios:
@@ -422,6 +441,19 @@ class _Matcher:
             kept = _longest_increasing([number for number, _ in group])
             moved |= {unit for number, (_, unit) in enumerate(group) if number not in kept}
         return moved
+
+
+class _Namesakes:
+    """Units after that agree with one before in a key: all if they are few, else the one of the same number."""
+
+    def __init__(self, olds: list[Unit], news: list[Unit], key: Callable[[Unit], Hashable]) -> None:
+        self._key = key
+        self._news = _grouped(news, key)
+        self._numbers = {a: number for group in _grouped(olds, key).values() for number, a in enumerate(group)}
+
+    def of(self, a: Unit) -> list[Unit]:
+        found = self._news.get(self._key(a), [])
+        return found if len(found) <= CANDIDATES else found[self._numbers[a] : self._numbers[a] + 1]
 
 
 # How two units of the same tree are kin, the nearest first; and whether a small tree needs more than that. heir: where
