@@ -243,12 +243,12 @@ def test_one_after_the_other_where_no_width_is_known(run: Run) -> None:
 
 def test_side_by_side_where_there_is_room(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "143")
-    wide = run("select_top_k_tokens", "--at", "2").stdout
+    wide = run("select_top_k_tokens", "--at", "#2").stdout
     assert re.search(r"def select_top_k_tokens\( .* 4 def select_top_k_tokens\(i, topk\):", wide)
     assert max(map(len, wide.splitlines())) <= 143
     for width in ("142", "40"):
         monkeypatch.setenv("COLUMNS", width)
-        narrow = run("select_top_k_tokens", "--at", "2").stdout
+        narrow = run("select_top_k_tokens", "--at", "#2").stdout
         assert not re.search(r"def select_top_k_tokens\( .* def", narrow)
         assert max(map(len, narrow.splitlines())) <= int(width)
 
@@ -280,7 +280,7 @@ def test_elsewhere_it_is_found_by_its_name(run: Run, repository: tuple[Path, lis
 
 
 def test_a_method_is_not_found_in_a_namesake(run: Run) -> None:
-    told = run("commit", "--at", "3")
+    told = run("commit", "--at", "#3")
     assert told.exit_code == 1
     assert "no counterpart of commit" in told.stderr
 
@@ -296,7 +296,7 @@ def test_a_method_is_not_found_in_a_namesake(run: Run) -> None:
         (["nothing"], "no operation nothing"),
         (["draft", "--at", "nowhere"], "this clone lacks the revision nowhere"),
         (["draft", "--at=-x"], "a revision cannot begin with '-'"),
-        (["draft", "--at", "77"], r"no commit on main ends with \(#77\)"),
+        (["draft", "--at", "#77"], "no commit of PR #77 on main"),
     ],
 )
 def test_what_cannot_be_shown(run: Run, arguments: list[str], complaint: str) -> None:
@@ -336,7 +336,7 @@ def test_a_blobless_clone_says_what_it_lacks(repository: tuple[Path, list[str]],
 
 def test_git_is_started_a_few_times_only(run: Run, tmp_path: Path) -> None:
     with counted_git(tmp_path) as calls:
-        assert run("select_top_k_tokens", "--at", "3").exit_code == 0
+        assert run("select_top_k_tokens", "--at", "#3").exit_code == 0
     assert len(calls) <= 10
 
 

@@ -19,7 +19,7 @@ from refspec.history import moved as moved_module
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.definitions import units_of
 from refspec.history.moved import Comparison, compare_revisions, compare_sources
-from refspec.history.naming import commit_named, parent_of
+from refspec.history.revisions import parent_of
 
 Run = Callable[..., Any]
 LONG = """
@@ -497,7 +497,7 @@ def run(repository: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_GIT_06_a_moved_file_with_a_space_in_its_path(run: Run) -> None:
-    told = run("2", "--path", "python/sglang")
+    told = run("#2", "--path", "python/sglang")
     assert told.exit_code == 0, told.output
     assert "srt/speculative/f.py -> srt/speculative/d x/g.py\n    def walk  line 2" in told.stdout
     assert "srt/speculative/f.py -> other.py\n    class A  line 9 -> 1\n" in told.stdout
@@ -511,7 +511,7 @@ def test_two_revisions_of_all_kinds_mean_the_same(run: Run, repository: tuple[Pa
     commits = repository[1]
     answers = {
         run(*names, "--json").stdout
-        for names in (["2"], ["#1", "#2"], ["0.0.1", "0.0.2"], ["v0.0.1", "main~2"], [commits[0][:9], commits[1]])
+        for names in (["#2"], ["#1", "#2"], ["0.0.1", "0.0.2"], ["v0.0.1", "main~2"], [commits[0][:9], commits[1]])
     }
     assert len(answers) == 1
     document = json.loads(answers.pop())
@@ -521,22 +521,22 @@ def test_two_revisions_of_all_kinds_mean_the_same(run: Run, repository: tuple[Pa
 
 
 def test_the_first_commit_is_compared_with_nothing(run: Run) -> None:
-    told = run("1")
+    told = run("#1")
     assert told.exit_code == 0, told.output
     assert told.stdout.startswith("the empty tree\n")
     assert "Appeared (2)" in told.stdout
 
 
 def test_a_difference_is_shown_when_asked_for(run: Run) -> None:
-    told = run("3", "--diff")
+    told = run("#3", "--diff")
     assert "      -    return sorted(found)\n      +    return found\n" in told.stdout
     assert "% alike" in told.stdout
-    (match,) = json.loads(run("3", "--diff", "--json").stdout)["matches"]
+    (match,) = json.loads(run("#3", "--diff", "--json").stdout)["matches"]
     assert "-    return sorted(found)" in match["diff"]
 
 
 def test_a_broken_file_is_told_and_ends_in_1(run: Run) -> None:
-    told = run("4")
+    told = run("#4")
     assert told.exit_code == 1
     assert "after: python/sglang/srt/speculative/bro\\x1b[31mken.py: line 1: " in told.stderr
     assert "\x1b" not in told.output
@@ -550,14 +550,14 @@ def test_a_broken_file_is_told_and_ends_in_1(run: Run) -> None:
         (["-x"], "No such option"),
         (["--", "-x"], "a revision cannot begin with '-': -x"),
         (["nowhere"], "this clone lacks the revision nowhere"),
-        (["#77"], "no commit on main ends with (#77)"),
-        (["0.9.9"], "this clone lacks the revision 0.9.9"),
-        (["2", "--path", "src"], "neither revision has the path src"),
-        (["2", "--path", "../up"], "neither revision has the path ../up"),
-        (["2", "--path", "/python"], "neither revision has the path /python"),
-        (["2", "--path", "python//sglang"], "neither revision has the path python//sglang"),
-        (["2", "--path", ":(glob)**"], "neither revision has the path :(glob)**"),
-        (["2", "--path", "a\nb"], "neither revision has the path a"),
+        (["#77"], "no commit of PR #77 on main of this clone"),
+        (["0.9.9"], "this clone lacks the tag v0.9.9"),
+        (["#2", "--path", "src"], "neither revision has the path src"),
+        (["#2", "--path", "../up"], "neither revision has the path ../up"),
+        (["#2", "--path", "/python"], "neither revision has the path /python"),
+        (["#2", "--path", "python//sglang"], "neither revision has the path python//sglang"),
+        (["#2", "--path", ":(glob)**"], "neither revision has the path :(glob)**"),
+        (["#2", "--path", "a\nb"], "neither revision has the path a"),
     ],
 )
 def test_what_cannot_be_asked(run: Run, arguments: list[str], complaint: str) -> None:
@@ -569,8 +569,8 @@ def test_what_cannot_be_asked(run: Run, arguments: list[str], complaint: str) ->
 
 def test_all_of_the_repository(run: Run) -> None:
     for path in (".", "", "./"):
-        assert "in the whole repository" in run("2", "--path", path).stdout
-    assert run("2", "--path", "./python/").stdout == run("2", "--path", "python").stdout
+        assert "in the whole repository" in run("#2", "--path", path).stdout
+    assert run("#2", "--path", "./python/").stdout == run("#2", "--path", "python").stdout
 
 
 def test_without_a_clone_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -584,7 +584,7 @@ def test_without_a_clone_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_40_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    told = run("2", "--path", "python/sglang")
+    told = run("#2", "--path", "python/sglang")
     assert max(map(len, told.stdout.splitlines())) <= 40
 
 
@@ -594,9 +594,9 @@ def test_clones_that_lack_something(repository: tuple[Path, list[str]], tmp_path
     with pytest.raises(LacksError, match=r"lacks the parent of .*git fetch --unshallow"):
         parent_of(shallow, commits[3])
     blobless = Clone(clone(folder, tmp_path / "blobless", "--filter=blob:none", "--no-checkout"))
-    with pytest.raises(LacksError, match="without file contents"):
+    with pytest.raises(LacksError, match="lacks the contents of all files that differ"):
         compare_revisions(blobless, commits[0], commits[1])
-    assert commit_named(blobless, "2") == commits[1]
+    assert parent_of(blobless, commits[1]) == commits[0]
 
 
 def test_git_is_started_as_often_for_many_files_as_for_few(repository: tuple[Path, list[str]], tmp_path: Path) -> None:
@@ -612,7 +612,7 @@ def test_git_is_started_as_often_for_many_files_as_for_few(repository: tuple[Pat
     for folder in (repository[0], many):
         (tmp_path / folder.name).mkdir(exist_ok=True)
         with counted_git(tmp_path / folder.name) as calls:
-            told = CliRunner().invoke(app, ["history", "moved", "2", "--clone", str(folder)])
+            told = CliRunner().invoke(app, ["history", "moved", "#2", "--clone", str(folder)])
         assert told.exit_code == 0
         numbers.append(len(calls))
     assert numbers[0] == numbers[1] <= 12
@@ -625,7 +625,7 @@ def test_links_and_submodules_are_no_sources(tmp_path: Path) -> None:
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "b")
     made = Clone(folder)
-    result = compare_revisions(made, *(commit_named(made, name) for name in ("main~1", "main")))
+    result = compare_revisions(made, made.commit("main~1"), made.commit("main"))
     assert (result.files, result.other_files) == ((), 0)
 
 

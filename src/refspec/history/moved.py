@@ -29,7 +29,7 @@ from functools import cached_property
 from typing import Literal
 
 from refspec.history.catalogue import DIRECTORY
-from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError
+from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.definitions import Definition, Unit, UnreadError, units_of
 
 Revision = Literal["before", "after"]
@@ -157,12 +157,18 @@ def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTO
         raise HistoryError(f"neither revision has the path {path} (it counts from the repository's root)")
     changed = list(_changed_files(clone, before, after, path))
     python = [file for file in changed if file[0].endswith((".py", ".pyi"))]
-    blobs = iter(clone.objects(*(blob for _, *pair in python for blob in pair if blob)))
+    blobs = list(clone.objects(*(blob for _, *pair in python for blob in pair if blob)))
+    if blobs and not any(blob is not None for blob in blobs):
+        raise LacksError(
+            "this clone lacks the contents of all files that differ, and nothing is fetched here (refspec history "
+            "clone --full makes a whole one)"
+        )
+    contents = iter(blobs)
     sides: tuple[Files, Files] = ({}, {})
     for name, *pair in python:
         for side, blob in zip(sides, pair, strict=True):
             if blob:
-                side[name] = next(blobs)
+                side[name] = next(contents)
     return compare_sources(*sides, other_files=len(changed) - len(python))
 
 

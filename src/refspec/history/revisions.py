@@ -10,6 +10,7 @@ from refspec.history import catalogue
 from refspec.history.catalogue import REPOSITORY
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
+from refspec.history.patches import EMPTY_TREE
 from refspec.history.sources import Source
 
 _NUMBER = re.compile(r"(#?)(\d{1,9})", re.ASCII)
@@ -59,6 +60,35 @@ def find(source: Source, word: str) -> Named:
     if here is None and len(known) == 1:
         return Named(word, known[0], False, "revision")
     return Named(word, here or source.clone.commit(word), True, "revision")
+
+
+def commit_in(source: Source, word: str) -> str:
+    """The hash of the commit that `word` means, which the clone has. Raises LacksError if it has not."""
+    clone = source.needed(word)
+    return clone.commit(find(source, word).hash)
+
+
+def parent_of(clone: Clone, commit: str) -> str:
+    """The hash of a commit's first parent; of a commit without one, that of the tree without files.
+
+    Raises LacksError if it is the boundary of a shallow clone.
+    """
+    if commit in clone.boundary:
+        raise LacksError(f"this clone lacks the parent of {commit[:10]}{clone.remedy()}")
+    (found,) = clone.resolve(f"{commit}^1")
+    return found or EMPTY_TREE[len(commit)]
+
+
+def titles(clone: Clone, *commits: str) -> list[str]:
+    """Each commit (a hash) as "decb88e0e3 (2026-06-09) its subject", with the author's day; the empty tree as such."""
+    real = [commit for commit in commits if commit not in EMPTY_TREE.values()]
+    said = clone.git("log", "--no-walk=unsorted", "-z", "--format=%H%x00%as%x00%s", *dict.fromkeys(real))
+    fields = said.decode(errors="replace").split("\0")
+    told = {
+        hash_: f"{hash_[:10]} ({day}) {subject}"
+        for hash_, day, subject in zip(fields[::3], fields[1::3], fields[2::3], strict=False)
+    }
+    return [told.get(commit, "the empty tree") for commit in commits]
 
 
 def titles_with(clone: Clone, number: int) -> list[str]:

@@ -45,11 +45,12 @@ def compare(
         _list(as_json, pager)
         return
     from refspec.history.compare import compare_at, operation_named
-    from refspec.history.naming import commit_named, titles
+    from refspec.history.revisions import commit_in, titles
 
     operation = operation_named(operation)
-    asked = source_of(clone, as_json=as_json).needed("compare")
-    commit = commit_named(asked, at) if at is not None else asked.main.commit
+    source = source_of(clone, as_json=as_json)
+    asked = source.needed("compare")
+    commit = commit_in(source, at) if at is not None else asked.main.commit
     found = compare_at(asked, operation, commit, kind)
     if as_json:
         print_json(asdict(found))

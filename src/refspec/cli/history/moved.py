@@ -45,12 +45,13 @@ def moved(
     be read.
     """
     from refspec.history.moved import compare_revisions, path_in_repository
-    from refspec.history.naming import commit_named, parent_of, titles
+    from refspec.history.revisions import commit_in, parent_of, titles
 
     path = path_in_repository(path)
-    asked = source_of(clone, as_json=as_json).needed("moved")
-    new = commit_named(asked, before if after is None else after)
-    old = parent_of(asked, new) if after is None else commit_named(asked, before)
+    source = source_of(clone, as_json=as_json)
+    asked = source.needed("moved")
+    new = commit_in(source, before if after is None else after)
+    old = parent_of(asked, new) if after is None else commit_in(source, before)
     result = compare_revisions(asked, old, new, path)
     if as_json:
         print_json(_document(result, old, new, path, diff))
