@@ -114,6 +114,10 @@ def test_a_docstring_indented_more_is_the_same() -> None:
     (match,) = (m for m in compared({"a.py": text + "\n"}, {"a.py": inner}).matches if m.fate == "moved")
     assert match.differs == ()
 
+    commented = inner.replace("        return a", "        # why\n        return a")
+    (match,) = (m for m in compared({"a.py": text + "\n"}, {"a.py": commented}).matches if m.fate == "moved")
+    assert match.differs == ("comments",)
+
 
 # --- what is no pure move
 
@@ -205,10 +209,11 @@ def test_what_is_too_small_is_not_called_renamed() -> None:
 
 def test_a_class_renamed_while_a_method_changed() -> None:
     methods = [f"    def {name}(self, a): return self.{name}s[a] + {{}}\n" for name in "fgh"]
-    text = "class Old(Base):\n" + methods[0].format(1) + methods[1].format(2) + methods[2]
+    text = "class Old(Base):\n    def s(self): return 0\n" + methods[0].format(1) + methods[1].format(2) + methods[2]
     result = compared({"a.py": text.format(3)}, {"b.py": text.format(4).replace("Old", "New")})
     assert fates(result) == {
         "a.py:Old": "renamed b.py:New",
+        "a.py:Old.s": "moved b.py:New.s",
         "a.py:Old.f": "moved b.py:New.f",
         "a.py:Old.g": "moved b.py:New.g",
         "a.py:Old.h": "moved and changed b.py:New.h",
@@ -289,6 +294,26 @@ def test_nothing_at_all() -> None:
     result = compared({"a.py": "", "b.py": '"""Only words."""\n'}, {"c.py": "import os\n"})
     assert result.is_pure_move
     assert not result.matches
+
+
+def test_small_twins_go_where_their_file_went() -> None:
+    files = {f"{name}.py": f"_is_x = f()\n{LONG.replace('walk', name)}" for name in "ab"}
+    result = compared(files, {"y.py": files["a.py"], "x.py": files["b.py"]})
+    assert fates(result)["a.py:_is_x"] == "moved y.py:_is_x"
+    assert fates(result)["b.py:_is_x"] == "moved x.py:_is_x"
+
+
+def test_a_class_that_grew_is_not_taken_for_its_copy() -> None:
+    text = "class P(Base):\n    x = 1\n    def m(self, a): return self.x[a] + 1\n"
+    grown = text + "    def n(self, a): return self.x[a] + 2\n"
+    result = compared({"a.py": text}, {"a.py": grown, "b.py": text.replace("    x", "    # c\n    x")})
+    assert fates(result) == {
+        "a.py:P": "unchanged a.py:P",
+        "a.py:P.m": "unchanged a.py:P.m",
+        "a.py:P.n": "appeared",
+        "b.py:P": "appeared",
+        "b.py:P.m": "appeared",
+    }
 
 
 # --- files of all kinds
