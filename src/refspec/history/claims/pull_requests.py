@@ -273,7 +273,7 @@ def _(clone: Clone) -> Sequence[Part]:
             "#26981 takes #26866 back",
             revert.subject.startswith("Revert ") and inverse,
             f"{TREE_REVERTED}: {between} minutes later, "
-            + ("the exact inverse" if inverse else "but not the exact inverse"),
+            + ("the inverse line by line" if inverse else "but not the inverse line by line"),
             command=f"git show {TREE}; git show -R {TREE_REVERTED}",
         ),
         Part(
