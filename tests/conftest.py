@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -11,6 +12,10 @@ import pytest
 import torch
 from built_site import SHARED
 from hypothesis import settings
+
+# To collect thousands of tests makes millions of objects that stay. A third of its time would go into looking through
+# them for garbage; when it is over, they are put where no later collection looks.
+gc.disable()
 
 # Triton decides at its first import whether it compiles or interprets, and without a GPU it can only interpret. Nothing
 # that is imported above imports it.
@@ -44,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(SHARED), ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
