@@ -146,6 +146,18 @@ def test_weights_are_loaded_in_the_dtype_asked_for(folder: Path, dtype: torch.dt
     assert {p.dtype for p in load(folder, dtype).parameters()} == {dtype}
 
 
+def test_nothing_is_drawn_for_weights_that_are_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw on the meta device, torch imports its compiler, and every command would take a second longer."""
+
+    def draw(*_: object) -> None:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr("torch.nn.init.normal_", draw)
+    load_target(folder, torch.float32, torch.device("cpu"))
+    with pytest.raises(AssertionError, match="drawn"):
+        nn.Embedding(2, 2)
+
+
 def test_shards_by_index(folder: Path, tmp_path: Path) -> None:
     whole = load(folder)
     tensors = load_file(folder / "model.safetensors")

@@ -188,13 +188,23 @@ class LlamaLayer(nn.Module):
         return x + self.mlp.forward(self.post_attention_layernorm.forward(x))
 
 
+def embedding(vocab_size: int, hidden_size: int) -> nn.Embedding:
+    """nn.Embedding(vocab_size, hidden_size). On the meta device, where there is nothing to draw, it draws nothing:
+    torch has no kernel for that, and imports its whole compiler instead, which takes a second.
+    """
+    weight = torch.empty(vocab_size, hidden_size)
+    if not weight.is_meta:
+        nn.init.normal_(weight)
+    return nn.Embedding.from_pretrained(weight, freeze=False)
+
+
 class LlamaForCausalLM(nn.Module):
     """The target model, and the standalone draft model."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(LlamaLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from refspec.memory.kv_pool import MLALayout, PoolLayout
-from refspec.models.llama import LlamaMLP, RMSNorm, rope_rotations, rotate
+from refspec.models.llama import LlamaMLP, RMSNorm, embedding, rope_rotations, rotate
 
 
 class LatentAttention(Protocol):
@@ -129,7 +129,7 @@ class MLAForCausalLM(nn.Module):
     def __init__(self, config: MLAConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(MLALayer(config, self.attention(i)) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
