@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,11 +72,15 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from imports_of(node)
 
 
+@functools.cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
 
 
-IMPORTS = {module: sorted(set(imports_of(parsed(file)))) for module, file in MODULES.items()}
+@functools.cache
+def imports() -> dict[str, list[str]]:
+    """By module. Not done at import: every process that runs tests collects this file, and one runs it."""
+    return {module: sorted(set(imports_of(parsed(file)))) for module, file in MODULES.items()}
 
 
 def test_every_module_has_its_floor() -> None:
@@ -86,7 +91,7 @@ def test_every_module_has_its_floor() -> None:
 def test_imports_lead_downward(module: str) -> None:
     floor = FLOORS.index(floor_of(module))
     # The package hands out the engine's names on demand; the floor below it does not count as below.
-    upward = [other for other in IMPORTS[module] if FLOORS.index(floor_of(other)) > floor]
+    upward = [other for other in imports()[module] if FLOORS.index(floor_of(other)) > floor]
     assert upward == []
 
 
@@ -96,7 +101,7 @@ def test_nothing_imports_itself_by_a_detour() -> None:
     def visit(module: str, path: list[str]) -> None:
         assert module not in path, " -> ".join([*path, module])
         if module not in done:
-            for other in IMPORTS.get(module, []):
+            for other in imports().get(module, []):
                 visit(other, [*path, module])
             done.add(module)
 
@@ -106,14 +111,14 @@ def test_nothing_imports_itself_by_a_detour() -> None:
 
 def test_imports_name_modules_that_exist() -> None:
     """What the two tests above walk along is complete."""
-    for module, others in IMPORTS.items():
+    for module, others in imports().items():
         assert set(others) <= set(MODULES), module
-    assert "refspec.spec.draft" in IMPORTS["refspec.workers.eagle_v1"]
+    assert "refspec.spec.draft" in imports()["refspec.workers.eagle_v1"]
 
 
 def test_config_contracts_and_trace_stand_on_the_ground() -> None:
     for module in ("refspec.config", "refspec.contracts", "refspec.trace"):
-        assert IMPORTS[module] == []
+        assert imports()[module] == []
 
 
 def test_the_parser_sees_imports_inside_functions_and_not_those_for_types() -> None:
@@ -142,7 +147,7 @@ def test_the_round_can_be_read_in_one_sitting() -> None:
     while todo:
         module = todo.pop()
         files.add(module)
-        todo += [m for m in IMPORTS[module] if m.startswith("refspec.spec.") and m not in files | later]
+        todo += [m for m in imports()[module] if m.startswith("refspec.spec.") and m not in files | later]
     assert {"refspec.spec.draft", "refspec.spec.tree", "refspec.spec.verify", "refspec.spec.commit"} < files
     lines = sum(len(MODULES[module].read_text(encoding="utf-8").splitlines()) for module in files)
     assert lines <= 830
