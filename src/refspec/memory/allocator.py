@@ -163,30 +163,42 @@ class SlotAllocator:
         An owner of a page may name any of its slots, but at least one. Raises IntegrityError that names the slots and
         their owners.
         """
+        holders = [("the free list", self.free_slots), *owners]
+        if not self._adds_up([slots.cpu() for _, slots in holders]):
+            raise self._fault(holders)
+        if bool(self.owned[self.free_pages].any()):
+            raise IntegrityError(f"slots are free and count as owned, among {self.free_slots.tolist()}")
+
+    def _adds_up(self, holdings: list[Tensor]) -> bool:
+        """Every page but the first is held once, and no slot comes twice. The engine's tests ask after every step."""
+        slots, pages = torch.cat(holdings), self.size // self.page_size
+        if len(slots) and (slots.min() < 0 or slots.max() // self.page_size > pages or slots.bincount().max() > 1):
+            return False
+        if self.page_size > 1:
+            slots = torch.cat([(each // self.page_size).unique() for each in holdings])
+        return slots.bincount(minlength=pages + 1).tolist() == [0] + [1] * pages
+
+    def _fault(self, holders: list[tuple[str, Tensor]]) -> IntegrityError:
+        """What does not add up, the first in the order of the holders."""
         pages = self.size // self.page_size
         holder: dict[int, str] = {0: "the dummy slot"}
-        for name, slots in [("the free list", self.free_slots), *owners]:
+        for name, slots in holders:
             numbers = slots.tolist()
             held = {number // self.page_size for number in numbers}
             for slot in numbers:
                 if not 0 <= slot // self.page_size <= pages:
                     first, last = self.page_size, self.page_size + self.size - 1
-                    raise IntegrityError(f"{name} holds {slot}, which is no slot of this pool ({first} to {last})")
+                    return IntegrityError(f"{name} holds {slot}, which is no slot of this pool ({first} to {last})")
                 if slot // self.page_size in holder:
                     what = f"slot {slot}" if self.page_size == 1 else f"the page of slot {slot}"
-                    raise IntegrityError(f"{what} is held by {holder[slot // self.page_size]} and by {name}")
+                    return IntegrityError(f"{what} is held by {holder[slot // self.page_size]} and by {name}")
             if len(set(numbers)) != len(numbers):
                 twice = next(slot for slot in numbers if numbers.count(slot) > 1)
-                raise IntegrityError(f"slot {twice} is held by {name} and by {name}")
+                return IntegrityError(f"slot {twice} is held by {name} and by {name}")
             holder.update(dict.fromkeys(held, name))
         lost = [page for page in range(1, pages + 1) if page not in holder]
-        if lost:
-            first_lost = self._slots_of(torch.tensor(lost)).tolist()
-            raise IntegrityError(
-                f"{len(first_lost)} of {self.size} slots are held by nobody, the first: {first_lost[:8]}"
-            )
-        if bool(self.owned[self.free_pages].any()):
-            raise IntegrityError(f"slots are free and count as owned, among {self.free_slots.tolist()}")
+        first_lost = self._slots_of(torch.tensor(lost)).tolist()
+        return IntegrityError(f"{len(first_lost)} of {self.size} slots are held by nobody, the first: {first_lost[:8]}")
 
     def _take(self, pages: int) -> Tensor:
         if pages > self._end - self._first:

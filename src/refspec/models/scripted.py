@@ -71,27 +71,26 @@ class ScriptedModel:
         """input_ids, positions i64 (n); hidden_states f64 (n, hidden_size) or None. Returns f64 (n, hidden_size)."""
         before = torch.full_like(input_ids, NO_HIDDEN_INPUT) if hidden_states is None else hidden_states[:, 0]
         records = torch.stack([before.double(), input_ids.double(), positions.double()], dim=1)
-        hidden = []
-        for row, seen in enumerate(attend.look_up(records)):
-            answer = self._answer([(int(b), int(t), int(p)) for b, t, p in seen.tolist()], int(positions[row]))
-            hidden.append([float(input_ids[row]), *answer])
+        rows = zip(input_ids.tolist(), positions.tolist(), attend.look_up(records), strict=True)
+        hidden = [[float(token), *self._answer(seen, position)] for token, position, seen in rows]
         return torch.tensor(hidden, dtype=torch.float64, device=input_ids.device)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """f64 (n, hidden_size) -> f64 (n, vocab_size)."""
         return hidden_states[:, 1:]
 
-    def _answer(self, records: list[tuple[int, int, int]], position: int) -> list[float]:
+    def _answer(self, seen: Tensor, position: int) -> list[float]:
         """What comes after the ids of the records (before, id, position), in the order of their positions."""
-        records = sorted(records, key=lambda record: record[2])
-        before_all, ids = records[0][0], [token for _, token, _ in records]
-        context = ids if before_all == NO_HIDDEN_INPUT else [before_all, *ids]
-        logits = [float(x) for x in self.next_logits(context)]
+        fed, ids, places = (list(map(int, column)) for column in seen.T.tolist())
+        if places != sorted(places):
+            records = sorted(zip(fed, ids, places, strict=True), key=lambda record: record[2])
+            fed, ids, places = map(list, zip(*records, strict=True))
+        context = ids if fed[0] == NO_HIDDEN_INPUT else [fed[0], *ids]
+        logits = list(map(float, self.next_logits(context)))
         if len(logits) != self.config.vocab_size:
             raise ValueError(f"next_logits gave {len(logits)} numbers for a vocabulary of {self.config.vocab_size}")
-        fed = [before for before, _, _ in records]
-        expected = [NO_HIDDEN_INPUT] * len(ids) if before_all == NO_HIDDEN_INPUT else context[:-1]
-        if fed == expected and [p for _, _, p in records] == list(range(position + 1)):
+        expected = [NO_HIDDEN_INPUT] * len(ids) if fed[0] == NO_HIDDEN_INPUT else context[:-1]
+        if fed == expected and places == list(range(position + 1)):
             return logits
         wrong = min(range(len(logits)), key=logits.__getitem__)
         return [1.0 if token == wrong else 0.0 for token in range(len(logits))]
