@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoint, EntryPoints
 
     from torch import Tensor
 
@@ -342,9 +344,31 @@ class SamplingParams:
 
 def algorithm_entry_points() -> dict[str, EntryPoint]:
     """By name, the algorithms that installed packages offer. None of them is imported by this."""
+    return {found.name: found for found in algorithm_offers() if found.name not in ALGORITHMS}
+
+
+def algorithm_offers() -> EntryPoints:
+    """What installed packages offer, under whatever names.
+
+    Each engine asks. To look through all packages takes milliseconds, so that is done again only when a folder of
+    sys.path has changed, as it does when a package comes or goes.
+    """
+    return _algorithm_offers(tuple(map(_state_of, sys.path)))
+
+
+@functools.lru_cache(maxsize=1)
+def _algorithm_offers(path: tuple[object, ...]) -> EntryPoints:
     from importlib.metadata import entry_points  # takes longer to load than all else here
 
-    return {found.name: found for found in entry_points(group=ALGORITHM_GROUP) if found.name not in ALGORITHMS}
+    return entry_points(group=ALGORITHM_GROUP)
+
+
+def _state_of(folder: str) -> tuple[str, int, int, int] | None:
+    try:
+        state = os.stat(folder or ".")
+    except OSError:
+        return None
+    return folder, state.st_dev, state.st_ino, state.st_mtime_ns
 
 
 def _logit_bias(given: object) -> dict[int, float]:

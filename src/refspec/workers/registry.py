@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,11 +26,11 @@ import torch
 from torch import nn
 
 from refspec.config import (
-    ALGORITHM_GROUP,
     ALGORITHMS,
     OF_A_DRAFT_MODEL,
     SpecConfig,
     algorithm_entry_points,
+    algorithm_offers,
 )
 from refspec.memory.allocator import SlotAllocator
 from refspec.memory.kv_pool import TokenToKVPool
@@ -249,7 +249,7 @@ def clash_with(name: str) -> str | None:
 
 
 def _offers(name: str) -> list[EntryPoint]:
-    return list(entry_points(group=ALGORITHM_GROUP, name=name))
+    return list(algorithm_offers().select(name=name))
 
 
 def _package_of(found: EntryPoint) -> str:
