@@ -43,21 +43,25 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_this_machine() -> None:
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """What it says here, on a terminal of the usual width."""
+    return ask(COLUMNS="80").stdout
+
+
+def test_this_machine(shown: str) -> None:
     found = checks(ask("--json"))
     assert torch.__version__ in found["torch"]["found"]
     assert found["torch"]["required"]
     assert found["GPU"]["ok"] == torch.cuda.is_available()
     assert not found["SGLang oracle"]["required"]
-    shown = ask()
     for name, check in found.items():
-        assert name in shown.stdout
-        assert check["ok"] or check["needed_for"] in " ".join(shown.stdout.split())
+        assert name in shown
+        assert check["ok"] or check["needed_for"] in " ".join(shown.split())
 
 
-def test_commands_to_begin_with_can_be_copied_from_80_columns() -> None:
-    lines = ask(COLUMNS="80").stdout.splitlines()
-    assert lines[-2:] == ["  refspec demo", '  refspec generate "def fib(n):"']
+def test_commands_to_begin_with_can_be_copied_from_80_columns(shown: str) -> None:
+    assert shown.splitlines()[-2:] == ["  refspec demo", '  refspec generate "def fib(n):"']
 
 
 BROKEN = {
