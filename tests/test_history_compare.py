@@ -217,6 +217,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
             },
         ),
         Step("Gone \x1b[31m(#4)", {f"{SPECULATIVE}/new.py": None}),
+        Step("Newer Python (#5)", {f"{SPECULATIVE}/eagle_utils.py": f"{TOPK}def later(:\n"}),
+        Step("Gone again (#6)", {f"{SPECULATIVE}/eagle_utils.py": "def verify(): pass\nclass EagleVerifyInput: pass\n"}),
     ]
     return folder, make_history(folder, steps)
 
@@ -268,10 +270,10 @@ def test_several_kinds(run: Run) -> None:
 
 
 def test_elsewhere_it_is_found_by_its_name(run: Run, repository: tuple[Path, list[str]]) -> None:
-    told = run("select_top_k_tokens", "--at", "main~1")
+    told = run("select_top_k_tokens", "--at", "#3")
     assert told.exit_code == 0, told.output
     assert "It is not where the table of counterparts has it" in told.stdout
-    document = json.loads(run("select_top_k_tokens", "--at", "main~1", "--json").stdout)
+    document = json.loads(run("select_top_k_tokens", "--at", "#3", "--json").stdout)
     assert (document["listed"], document["theirs"]["path"], document["commit"]) == (
         False,
         f"{SPECULATIVE}/new.py",
@@ -291,6 +293,10 @@ def test_a_method_is_not_found_in_a_namesake(run: Run) -> None:
         (
             ["select_top_k_tokens"],
             "nearest is .*eagle_utils.py:select_top_k_tokens since 013021b6a1 .*--at 013021b6a1",
+        ),
+        (
+            ["select_top_k_tokens", "--at", "#5"],
+            f"{SPECULATIVE}/eagle_utils.py: line 6: .*it may be of a newer Python",
         ),
         (["build_chain_tree"], "it is known from the wheel of 0.5.23 alone, .*eagle.py:build_chain_tree"),
         (["nothing"], "no operation nothing"),

@@ -67,13 +67,14 @@ def compare_at(clone: Clone, operation: str, commit: str, kind: Kind | None = No
     """Ours and SGLang's at a commit (a hash). kind: None for the one that is nearest to ours.
 
     Where the table's files do not have it, the tree at that commit is searched for its name. Raises HistoryError if it
-    is not there, and says where it is nearest; LacksError if the clone lacks contents.
+    is not there, and says where it is nearest, or which of the table's files this Python cannot read; LacksError if the
+    clone lacks contents.
     """
     wanted = [counterpart for counterpart in counterparts_of(operation) if kind in (None, counterpart.kind)]
     if not wanted:
         kinds = ", ".join(counterpart.kind for counterpart in counterparts_of(operation))
         raise HistoryError(f"{operation} has no {kind} counterpart, but {kinds}")
-    found, listed = list(_in_listed_places(clone, commit, wanted)), True
+    found, listed = _in_listed_places(clone, commit, wanted), True
     if not found:
         found, listed = list(_elsewhere(clone, commit, wanted)), False
     if not found:
@@ -157,15 +158,26 @@ def _closing(code: str, at: int, pair: str) -> int | None:
 
 def _in_listed_places(
     clone: Clone, commit: str, wanted: Sequence[Counterpart]
-) -> Iterator[tuple[Counterpart, Function]]:
+) -> list[tuple[Counterpart, Function]]:
+    """Raises HistoryError if none is found, but a file that has the name in it cannot be read."""
+    found: list[tuple[Counterpart, Function]] = []
+    unread: HistoryError | None = None
     paths = list(dict.fromkeys(place.path for counterpart in wanted for place in counterpart.places))
     contents = dict(zip(paths, clone.objects(*(f"{commit}:{path}" for path in paths)), strict=True))
     for counterpart in wanted:
         for place in counterpart.places:
             content = contents[place.path]
-            function = _function(place.path, content, place.function) if content is not None else None
+            try:
+                function = _function(place.path, content, place.function) if content is not None else None
+            except HistoryError as error:
+                function = None
+                if content is not None and _last(place.function).encode() in content:
+                    unread = unread or error
             if function:
-                yield counterpart, function
+                found.append((counterpart, function))
+    if unread and not found:
+        raise unread
+    return found
 
 
 def _elsewhere(clone: Clone, commit: str, wanted: Sequence[Counterpart]) -> Iterator[tuple[Counterpart, Function]]:
@@ -175,20 +187,21 @@ def _elsewhere(clone: Clone, commit: str, wanted: Sequence[Counterpart]) -> Iter
     paths = [line.partition(":")[2] for line in said.decode(errors="surrogateescape").split("\0") if line]
     for path, content in zip(paths, clone.objects(*(f"{commit}:{path}" for path in paths)), strict=True):
         for name, counterpart in names.items():
-            is_its_language = path.endswith(".py") == (counterpart.kind != "cuda")
-            function = _function(path, content, name) if content and is_its_language else None
+            if not content or path.endswith(".py") != (counterpart.kind != "cuda"):
+                continue
+            try:
+                function = _function(path, content, name)
+            except HistoryError:  # a word in a file that cannot be read is not yet a definition
+                continue
             if function:
                 yield counterpart, function
 
 
 def _function(path: str, content: bytes, name: str) -> Function | None:
-    """Of any language. A source that cannot be read, as where the search came upon it, has none."""
+    """Of any language. Raises HistoryError for Python that cannot be read."""
     if path.endswith((".cu", ".cuh", ".cpp", ".cc", ".h")):
         return cuda_function(path, content, name)
-    try:
-        return python_function(path, content, name) if path.endswith(".py") else None
-    except HistoryError:
-        return None
+    return python_function(path, content, name) if path.endswith(".py") else None
 
 
 def _nearest(clone: Clone, operation: str, commit: str, wanted: Sequence[Counterpart]) -> str:
