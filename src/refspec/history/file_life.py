@@ -22,15 +22,13 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, telling_lines
-from refspec.history.raw_log import RawChange, RawCommit, known_contents, read_raw_log
+from refspec.history.raw_log import SWEEP, RawChange, RawCommit, known_contents, read_raw_log
 
 What = Literal["born", "there already", "back", "changed", "renamed", "deleted"]
 
 # A split needs so many lines that went elsewhere, and this part of all that went or came.
 SPLIT_LINES = 10
 SPLIT_PART = 0.2
-# Commits that change more files than this are not searched for splits.
-SWEEP = 400
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
 
+# A commit that changes more files than this is a sweep: nothing is looked for in the contents of all of them.
+SWEEP = 400
 _FORMAT = "%x00%H%x00%P%x00%aI%x00%cI%x00%s"
 _FIELDS = 5
 _NO_FILE = ("000000", "160000")  # modes: nothing there; a submodule, whose hash is that of a commit elsewhere

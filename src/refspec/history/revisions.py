@@ -112,7 +112,7 @@ def _pull_request(source: Source, word: str, number: int, sure: bool) -> Named |
         if sure:
             source.needed(f"PR #{number}, which the catalogue does not know,")
         return None
-    here = [hash_ for hash_ in known if source.clone.resolve(hash_)[0]] or titles_with(source.clone, number)
+    here = [hash_ for hash_ in source.clone.resolve(*known) if hash_] or titles_with(source.clone, number)
     if here:
         return Named(word, here[0], True, "PR", _also(source, word, here[0], sure))
     if known:

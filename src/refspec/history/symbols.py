@@ -21,7 +21,7 @@ from refspec.history.clone import Clone, HistoryError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, likeness, telling_lines
 from refspec.history.outline import Definition, Kind, parse, scan
-from refspec.history.raw_log import RawChange, RawCommit, contents, known_contents, parse_change, read_raw_log
+from refspec.history.raw_log import SWEEP, RawChange, RawCommit, contents, known_contents, parse_change, read_raw_log
 
 What = Literal[
     "born", "there already", "back", "came", "changed", "moved", "renamed from", "renamed to", "left", "died"
@@ -34,8 +34,6 @@ SAME_FILE = 0.5
 OTHER_NAME = 0.6
 # And from this one on, one that is born beside another is a copy of it.
 COPY = 0.8
-# A commit that changes more files than this, elsewhere, is a sweep: definitions are not looked for in them.
-SWEEP = 400
 # So many versions of files are read at once; of a larger folder, only files that ever mentioned the name.
 MANY = 8_000
 
@@ -63,8 +61,7 @@ class Event:
     | renamed to    | where it was                  | what it is called then, and where                |
     | died          | where it was                  | None                                             |
 
-    before, after: the
-    definition in the commit's parent and in the commit, within the folder; None where there is none.
+    before, after: the definition in the commit's parent and in the commit, within the folder; None where there is none.
     """
 
     hash: str
@@ -217,12 +214,12 @@ def _only_mentioning(clone: Clone, log: list[RawCommit], own: str, path: str, re
 
 
 class _Blobs:
-    """Contents of files, and the definitions of one name in them."""
+    """Contents of files, and the definitions of one name in them. word: that name, as it stands in contents."""
 
     def __init__(self, clone: Clone, own: str) -> None:
         self._clone = clone
         self._own = own
-        self._bytes = own.encode()
+        self.word = own.encode()
         self.contents: dict[str, bytes] = {}
         self._mentioning: set[str | None] = set()
         self._definitions: dict[str, list[Definition]] = {}
@@ -232,7 +229,7 @@ class _Blobs:
         read = known_contents if lacking else contents
         for name, content in read(self._clone, set(names) - self.contents.keys()).items():
             self.contents[name] = content
-            if self._bytes in content:
+            if self.word in content:
                 self._mentioning.add(name)
 
     def mentions(self, blob: str | None) -> bool:
@@ -547,7 +544,7 @@ def _is_meant(life: Life, name: str) -> bool:
 
 
 def _mentions(commits: Sequence[_Commit], blobs: _Blobs) -> tuple[list[Mention], list[str]]:
-    word = re.compile(rb"(?<![\w\x80-\xff])" + re.escape(blobs._bytes) + rb"(?![\w\x80-\xff])")
+    word = re.compile(rb"(?<![\w\x80-\xff])" + re.escape(blobs.word) + rb"(?![\w\x80-\xff])")
     counts: dict[str, int] = {}
 
     def number(blob: str | None) -> int:
@@ -560,11 +557,13 @@ def _mentions(commits: Sequence[_Commit], blobs: _Blobs) -> tuple[list[Mention],
 
     found: list[Mention] = []
     files: dict[str, int] = {}
+    total = 0
     for commit in commits:
-        before = sum(files.values())
+        before = total
         for change in commit.raw.changes:
-            files[change.path] = number(change.new)
-        after = sum(files.values())
-        if after != before or any(number(c.old) != number(c.new) for c in commit.raw.changes):
-            found.append(Mention(commit.raw.hash, commit.raw.author_date, commit.raw.subject, after))
+            now = number(change.new)
+            total += now - files.get(change.path, 0)
+            files[change.path] = now
+        if total != before or any(number(c.old) != number(c.new) for c in commit.raw.changes):
+            found.append(Mention(commit.raw.hash, commit.raw.author_date, commit.raw.subject, total))
     return found, sorted(path for path, n in files.items() if n)
