@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 Kind = Literal["class", "function", "name"]
@@ -36,16 +37,20 @@ class Definition:
 def scan(source: bytes, name: str | None = None) -> list[Definition]:
     """The definitions whose last part is `name` (an identifier), or all of functions and classes; by indentation."""
     found = []
+    quotes = _Quotes(source)
+    known: dict[int, _Scopes] = {}
+    counted, line = 0, 1
     for match in _headers(source, name):
-        if (match["assigned"] and _goes_on(source, match.start())) or _in_text(source, match.start()):
+        if (match["assigned"] and _goes_on(source, match.start())) or quotes.odd(0, match.start()):
             continue
         indent, word, own = match["indent"], match["word"], match["own"] or match["assigned"]
-        scopes = _scopes(source, match.start(), len(indent))
+        scopes = known[match.start()] = _scopes(source, quotes, known, match.start(), len(indent))
         if scopes is None or (word is None and any(kind != "class" for kind, _ in scopes)):
             continue
         first = _first_decorator(source, match.start(), indent) if word else match.start()
-        text = source[first : _end(source, match.start(), match.end(), len(indent))]
-        line = source.count(b"\n", 0, first) + 1
+        text = source[first : _end(source, quotes, match.start(), match.end(), len(indent))]
+        line += source.count(b"\n", counted, first) - source.count(b"\n", first, counted)  # one of the two is empty
+        counted = first
         kind: Kind = "name" if word is None else "class" if word == b"class" else "function"
         whole = ".".join([scope.decode(errors="replace") for _, scope in scopes] + [own.decode(errors="replace")])
         found.append(Definition(whole, kind, line, line + text.count(b"\n"), text))
@@ -131,19 +136,35 @@ def _goes_on(source: bytes, at: int) -> bool:
     return source[max(0, at - 80) : at].rstrip().endswith((b",", b"(", b"[", b"{"))
 
 
-def _in_text(source: bytes, at: int) -> bool:
-    """Is this within a text in triple quotes?"""
-    return (source.count(b'"""', 0, at) + source.count(b"'''", 0, at)) % 2 == 1
+class _Quotes:
+    """Where the triple quotes of a source are. They are looked for once, and only if somebody asks."""
+
+    def __init__(self, source: bytes) -> None:
+        self._source = source
+
+    def odd(self, start: int, end: int) -> bool:
+        """Is their number odd between the beginnings, or ends, of two lines? From 0 on: is `end` within a text?"""
+        return (bisect_right(self._ends, end) - bisect_right(self._ends, start)) % 2 == 1
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        found = []
+        for quote in (b'"""', b"'''"):
+            at = self._source.find(quote)
+            while at >= 0:
+                found.append(at + len(quote))
+                at = self._source.find(quote, at + len(quote))
+        return sorted(found)
 
 
-def _end(source: bytes, start: int, header: int, indent: int) -> int:
+def _end(source: bytes, quotes: _Quotes, start: int, header: int, indent: int) -> int:
     """Where the definition that begins at `start` ends."""
     outside = _outside(indent)
     end = header
     while True:
         match = outside.search(source, end)
         end = match.start() if match else len(source)
-        if match is None or not (source.count(b'"""', start, end) + source.count(b"'''", start, end)) % 2:
+        if match is None or not quotes.odd(start, end):
             break
         end += 1
     # Blank lines and comments behind it do not belong to it.
@@ -156,14 +177,16 @@ def _end(source: bytes, start: int, header: int, indent: int) -> int:
         end = line
 
 
+_Scopes = list[tuple[str, bytes]] | None
 _SCOPE = re.compile(rb"(class|(?:async[ \t]+)?def)[ \t]+(\w+)")
 _BLOCK = re.compile(rb"(?:if|elif|else|try|except|finally|with|for|while|async|match|case)\b")
 
 
-def _scopes(source: bytes, at: int, indent: int) -> list[tuple[str, bytes]] | None:
+def _scopes(source: bytes, quotes: _Quotes, known: dict[int, _Scopes], at: int, indent: int) -> _Scopes:
     """What the line that begins at `at` stands in, from the outside: ("class" or "def", name) each.
 
-    None if it is no statement at all, but within brackets.
+    None if it is no statement at all, but within brackets. known: the answers for lines above, by their beginnings; the
+    way up ends at the first that is as deep, so that a class of many methods is not walked for each of them.
     """
     scopes: list[tuple[str, bytes]] = []
     closed = False
@@ -174,7 +197,10 @@ def _scopes(source: bytes, at: int, indent: int) -> list[tuple[str, bytes]] | No
         stripped = text.lstrip()
         depth = len(text) - len(stripped)
         stripped = stripped.rstrip()
-        if not stripped or depth >= indent or stripped[:1] == b"#" or _in_text(source, line):
+        if depth == indent and line in known and not closed:
+            above = known[line]
+            return None if above is None else above + scopes[::-1]
+        if not stripped or depth >= indent or stripped[:1] == b"#" or quotes.odd(0, line):
             continue
         if stripped[:1] in b")]}":
             closed = True
