@@ -35,7 +35,6 @@ class Finding:
     what is beyond git. commands: what shows a reader what the check has read, in its order.
     """
 
-    claim_id: str
     verdict: str
     parts: tuple[Part, ...] = ()
     note: str = ""

@@ -64,7 +64,6 @@ def files_of_the_base(clone: Clone) -> Sequence[Part] | Finding:
     if clone.is_shallow:
         raise LacksError(f"this clone lacks the commit {BASE}{clone.remedy()}")
     return Finding(
-        "E9",
         "not checkable in git",
         note=f"the clone has no commit {BASE}; at {MAIN}, of {catalogue.reach().date}, the main line has "
         f"{_counted(now)}; published wheels by the catalogue: {near}",
@@ -96,7 +95,6 @@ def methods_of_the_base(clone: Clone) -> Sequence[Part] | Finding:
         )
     ]
     return Finding(
-        "E10",
         f"{verdict_of(parts)} (wheels)",
         tuple(parts),
         f"the clone has no commit {BASE}: wheels stand in for it",

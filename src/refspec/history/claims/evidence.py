@@ -8,6 +8,13 @@ Every function raises LacksError if the clone lacks what it would need, and NotT
 hold: a file that a revision has not, a definition that a file has not. Under `Shelf.gathering` it raises NotYet for
 what has not been read so far, so that a caller can run many checks up to there and then fetch for all of them at once.
 Each notes the command that shows a reader the same (`Shelf.trail`), before it looks.
+
+A check that reads a file at eight revisions, one after another, would be run nine times, and git started for each of
+them: what is not here yet ends the run. `each` asks for all before it lets NotYet out:
+
+    sizes = each(lambda revision: len(lines(clone, revision, "eagle_worker.py")), revisions)
+
+The first run notes eight files, git hands them out together, and the second run comes to its end.
 """
 
 from __future__ import annotations

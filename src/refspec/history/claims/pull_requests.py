@@ -449,7 +449,7 @@ def _(clone: Clone) -> Finding:
                 f"speculative_hook.py @ {revision}: {_listed(allowed) or 'no such list'}",
             ),
         ]
-    return Finding("T10", "yes" if all(part.holds for part in parts) else "no", tuple(parts))
+    return Finding("yes" if all(part.holds for part in parts) else "no", tuple(parts))
 
 
 def _falls_to_v1(clone: Clone, revision: str) -> list[tuple[int, str]]:

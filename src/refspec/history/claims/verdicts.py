@@ -63,9 +63,9 @@ def _finding(claim_id: str, clone: Clone, shelf: Shelf) -> Finding:
         try:
             answer = CHECKS[claim_id](clone)
         except NotThereError as error:
-            answer = Finding(claim_id, FALSE, (Part("what the claim is about is there", False, str(error)),))
+            answer = Finding(FALSE, (Part("what the claim is about is there", False, str(error)),))
         except HistoryError as error:
-            answer = Finding(claim_id, CANNOT_SAY, note=str(error))
+            answer = Finding(CANNOT_SAY, note=str(error))
     if not isinstance(answer, Finding):
-        answer = Finding(claim_id, verdict_of(answer), tuple(answer))
+        answer = Finding(verdict_of(answer), tuple(answer))
     return replace(answer, commands=tuple(commands))
