@@ -156,9 +156,7 @@ def _closing(code: str, at: int, pair: str) -> int | None:
     return None
 
 
-def _in_listed_places(
-    clone: Clone, commit: str, wanted: Sequence[Counterpart]
-) -> list[tuple[Counterpart, Function]]:
+def _in_listed_places(clone: Clone, commit: str, wanted: Sequence[Counterpart]) -> list[tuple[Counterpart, Function]]:
     """Raises HistoryError if none is found, but a file that has the name in it cannot be read."""
     found: list[tuple[Counterpart, Function]] = []
     unread: HistoryError | None = None

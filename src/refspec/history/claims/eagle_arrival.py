@@ -14,8 +14,9 @@ from functools import partial
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.claims.checking import Part, check
-from refspec.history.claims.eagle_commits import FOUR, came, came_with, committed, day, listed, yes
+from refspec.history.claims.eagle_commits import FOUR, came, came_with, yes
 from refspec.history.claims.evidence import change, commit, definition, each, exists, on_main, shelf_of, text, where
+from refspec.history.claims.wording import committed, day, listed
 from refspec.history.clone import Clone, LacksError
 from refspec.history.commits import pull_request
 

@@ -1,29 +1,11 @@
-"""What the checks of the study notes on EAGLE share: the days of commits, and what came with which."""
+"""What the checks of the study notes on EAGLE share: the four commits, and what came with which."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-
-from refspec.history.claims.evidence import CommitFacts, each, exists
+from refspec.history.claims.evidence import each, exists
 from refspec.history.clone import Clone
 
 FOUR = ("9c05c6898e", "b0524c3789", "ad20b7957e", "815dce0554")  # the four that brought EAGLE
-
-
-def day(facts: CommitFacts) -> str:
-    """The author's day."""
-    return facts.author_date[:10]
-
-
-def committed(facts: CommitFacts) -> str:
-    """The committer's day."""
-    return facts.committer_date[:10]
-
-
-def moment(facts: CommitFacts) -> datetime:
-    """When it was committed."""
-    return datetime.fromisoformat(facts.committer_date)
 
 
 def came_with(clone: Clone, revision: str, path: str) -> bool:
@@ -35,11 +17,6 @@ def came_with(clone: Clone, revision: str, path: str) -> bool:
 def came(did: bool) -> str:
     """Of something that came, or did not."""
     return "came" if did else "did not come"
-
-
-def listed(values: Sequence[object]) -> str:
-    """Values, one behind another."""
-    return ", ".join(map(str, values)) or "none"
 
 
 def yes(is_so: bool) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from refspec.history.claims.checking import Part, check
-from refspec.history.claims.eagle_commits import FOUR, came, came_with, committed, day, listed, moment, yes
+from refspec.history.claims.eagle_commits import FOUR, came, came_with, yes
 from refspec.history.claims.evidence import CommitFacts, change, changes, commit, definition, definitions, each, where
 from refspec.history.claims.walk import walk
+from refspec.history.claims.wording import committed, day, listed, moment
 from refspec.history.clone import Clone, LacksError
 
 WORKER = "eagle_worker.py"

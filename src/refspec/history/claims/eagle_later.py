@@ -8,7 +8,7 @@ from functools import partial
 
 from refspec.history import catalogue
 from refspec.history.claims.checking import Finding, Part, check, verdict_of
-from refspec.history.claims.eagle_commits import came, came_with, day, yes
+from refspec.history.claims.eagle_commits import came, came_with, yes
 from refspec.history.claims.evidence import (
     Definition,
     commit,
@@ -20,6 +20,7 @@ from refspec.history.claims.evidence import (
     lines,
     shelf_of,
 )
+from refspec.history.claims.wording import day
 from refspec.history.clone import Clone, LacksError
 
 BASE = "29f6d408c0"  # the commit that the notes are about

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from refspec.history.claims.checking import Part, check
-from refspec.history.claims.eagle_commits import listed
 from refspec.history.claims.eagle_round import (
     FIRST_WORKER,
     PAGES,
@@ -31,6 +30,7 @@ from refspec.history.claims.eagle_round import (
 )
 from refspec.history.claims.evidence import change, commit, definition, definitions, each, full_path, grep
 from refspec.history.claims.walk import UNKNOWN, Walk, walk, written
+from refspec.history.claims.wording import listed
 from refspec.history.clone import Clone, HistoryError
 
 GIVING_BACK = ("restore_state", "clear_draft_cache", "token_to_kv_pool.free", "token_to_kv_pool_allocator.free")

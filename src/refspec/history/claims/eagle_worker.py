@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from refspec.history.claims.checking import Part, check
-from refspec.history.claims.eagle_commits import listed
 from refspec.history.claims.eagle_round import (
     FIRST_WORKER,
     MODES,
@@ -34,6 +33,7 @@ from refspec.history.claims.eagle_round import (
 )
 from refspec.history.claims.evidence import Definition, definition, definitions, each, exists, full_path
 from refspec.history.claims.walk import UNKNOWN, Call, value_of, walk, written
+from refspec.history.claims.wording import listed
 from refspec.history.clone import Clone, HistoryError
 
 TREE_BUILDER, PREPROCESS = "build_eagle_tree.py", "build_tree_kernel_efficient_preprocess"

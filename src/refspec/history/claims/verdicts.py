@@ -13,7 +13,7 @@ from refspec.history.clone import Clone, HistoryError
 
 _MODULES_OF_CHECKS = (
     *("eagle_arrival", "eagle_follow_ups", "eagle_worker", "eagle_slots", "eagle_later"),
-    "pull_requests",
+    *("chain_rows", "tree_reland", "frozen_kv_mtp", "code_reading"),
 )
 
 
