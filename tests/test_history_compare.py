@@ -218,7 +218,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
         ),
         Step("Gone \x1b[31m(#4)", {f"{SPECULATIVE}/new.py": None}),
         Step("Newer Python (#5)", {f"{SPECULATIVE}/eagle_utils.py": f"{TOPK}def later(:\n"}),
-        Step("Gone again (#6)", {f"{SPECULATIVE}/eagle_utils.py": "def verify(): pass\nclass EagleVerifyInput: pass\n"}),
+        Step(
+            "Gone again (#6)", {f"{SPECULATIVE}/eagle_utils.py": "def verify(): pass\nclass EagleVerifyInput: pass\n"}
+        ),
     ]
     return folder, make_history(folder, steps)
 
