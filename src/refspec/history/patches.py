@@ -61,20 +61,17 @@ class FileDiff:
 
     def hunks(self) -> list[Hunk]:
         """The patch, taken apart."""
-        found: list[Hunk] = []
-        lines: list[Line] = []
+        found: list[tuple[str, list[Line]]] = []
         old = new = 0
         for text in self.patch.split("\n"):
             if head := _HUNK.match(text):
-                lines = []
                 old, new = int(head[1]), int(head[2])
-                found.append(Hunk(head[3], ()))
+                found.append((head[3], []))
             elif found and text[:1] in ("+", "-", " "):
-                lines.append(Line(text[0], old if text[0] == "-" else new, text[1:]))
+                found[-1][1].append(Line(text[0], old if text[0] == "-" else new, text[1:]))
                 old += text[0] != "+"
                 new += text[0] != "-"
-                found[-1] = replace(found[-1], lines=tuple(lines))
-        return found
+        return [Hunk(within, tuple(lines)) for within, lines in found]
 
 
 @dataclass(frozen=True)

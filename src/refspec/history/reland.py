@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -85,27 +85,31 @@ def tries(commits: Sequence[Commit]) -> list[Tries]:
     request's number that they name. A commit of the same title after the revert is a reland as well.
     """
     found: list[Tries] = []
-    for at, commit in enumerate(commits):
-        before = commits[:at]
+    before = _Titles()
+    undoing: dict[str, int] = {}  # by a revert's hash, its place in `found`
+    tried: dict[str, list[int]] = defaultdict(list)  # the same by a first try's hash, and by its title
+    for commit in commits:
         if match := _REVERT.match(commit.subject):
-            undone = _meant(match[1], commit, before)
-            again = next((n for n, one in enumerate(found) if undone and one.revert == undone), None)
-            if again is not None:  # the revert of a revert
+            undone = before.meant(match[1], commit)
+            if undone and undone.hash in undoing:  # the revert of a revert
+                again = undoing[undone.hash]
                 found[again] = replace(found[again], reland=commit)
             else:
+                undoing[commit.hash] = len(found)
+                if undone:
+                    tried[undone.hash].append(len(found))
+                    tried[_plain(undone.subject)].append(len(found))
                 found.append(Tries(undone, commit, None))
-            continue
-        match = _RELAND.match(commit.subject)
-        first = _meant(match[1], commit, before) if match else None
-        title = _plain(match[1] if match else commit.subject)
-        for n in reversed(range(len(found))):
-            one = found[n]
-            if one.reland is None and one.first and (one.first == first or _plain(one.first.subject) == title):
-                found[n] = replace(one, reland=commit)
-                break
         else:
-            if match:
+            match = _RELAND.match(commit.subject)
+            first = before.meant(match[1], commit) if match else None
+            keys = [_plain(match[1] if match else commit.subject), *([first.hash] if first else [])]
+            meant = [n for key in keys for n in tried.get(key, ()) if found[n].reland is None]
+            if meant:
+                found[max(meant)] = replace(found[max(meant)], reland=commit)
+            elif match:
                 found.append(Tries(first, None, commit))
+        before.add(commit)
     return found
 
 
@@ -152,16 +156,30 @@ def examine(
     return Findings(inverse, differing, tuple(_files(tried.files, landed.files, sources)))
 
 
-def _meant(title: str, commit: Commit, before: Sequence[Commit]) -> Commit | None:
-    """The commit that a revert's or a reland's title is about, given without that word."""
-    numbers = [int(number) for number in re.findall(r"#(\d+)", title) if int(number) != commit.pr]
-    plain = _plain(title)
-    begun = plain if "…" in title or "..." in title else None  # GitHub cuts long titles
-    for one in reversed(before):
-        its = _plain(one.subject)
-        if one.pr in numbers or its == plain or (begun and its.startswith(begun)):
-            return one
-    return None
+class _Titles:
+    """The commits so far, to be found by their titles and numbers, the last one first."""
+
+    def __init__(self) -> None:
+        self._commits: list[Commit] = []
+        self._plain: list[str] = []
+        self._by_title: dict[str, int] = {}
+        self._by_number: dict[int | None, int] = {}
+
+    def add(self, commit: Commit) -> None:
+        title = _plain(commit.subject)
+        self._by_title[title] = self._by_number[commit.pr] = len(self._commits)
+        self._commits.append(commit)
+        self._plain.append(title)
+
+    def meant(self, title: str, commit: Commit) -> Commit | None:
+        """The one that a revert's or a reland's title is about, given without that word."""
+        numbers = [int(number) for number in re.findall(r"#(\d+)", title) if int(number) != commit.pr]
+        plain = _plain(title)
+        found = [self._by_title.get(plain, -1), *(self._by_number.get(number, -1) for number in numbers)]
+        if plain and ("…" in title or "..." in title):  # GitHub cuts long titles
+            places = reversed(range(len(self._plain)))
+            found.append(next((n for n in places if self._plain[n].startswith(plain)), -1))
+        return self._commits[max(found)] if max(found) >= 0 else None
 
 
 def _plain(title: str) -> str:
