@@ -46,7 +46,7 @@ STEPS = [
         },
         tags=("v0.5.0rc0",),
     ),
-    Step("third", {f"{FOLDER}/eagle_worker.py": "a\n" * 12}, tags=("v0.5.0",)),
+    Step("third (#77)", {f"{FOLDER}/eagle_worker.py": "a\n" * 12}, tags=("v0.5.0",)),
     Step("fourth", {f"{FOLDER}/workers/tree.py": None}, tags=("v0.5.10",), zone="-0800"),
     Step("fifth", {f"{FOLDER}/ev\\033il_worker.py": "x\n"}),
 ]
@@ -116,6 +116,13 @@ def test_files_that_came_went_and_were_renamed(full: Path) -> None:
     assert (second.went, second.renamed) == ((), {"info.py": "spec_info.py"})
     assert not third.changed
     assert (fourth.came, fourth.went, fourth.renamed) == ((), ("workers/tree.py",), {})
+
+
+def test_a_number_is_a_pull_request(full: Path) -> None:
+    found = growth_at(Source(Clone(full), ""), ["#77", "0.5.0", "#78"])
+    assert [row.name for row in found.snapshots] == ["#77", "v0.5.0"]
+    assert found.snapshots[0].commit == found.snapshots[1].commit
+    assert found.lacking == ("#78",)
 
 
 def test_revisions_in_any_order_and_twice_the_same_tree(full: Path) -> None:

@@ -53,7 +53,7 @@ STEPS = (
         "above and below it", {f"{FOLDER}/a.py": "import os\n" + A.replace("return 0", "return 1").replace("n)", "m)")}
     ),
     Step("a decorator", {f"{FOLDER}/a.py": "import os\n" + A.replace("size=1", "size=2")}),
-    Step("inner", {f"{FOLDER}/a.py": "import os\n" + A.replace("x + 1", "x + 2")}),
+    Step("inner (#7)", {f"{FOLDER}/a.py": "import os\n" + A.replace("x + 1", "x + 2")}, tags=("v0.1.0",)),
     Step(
         "the file moves",
         {f"{FOLDER}/a.py": None, f"{FOLDER}/sub/b c:1,2.py": "import os\n" + A.replace("x + 1", "x + 2")},
@@ -85,7 +85,7 @@ def test_a_method_with_decorators_is_found_whole(clone: Clone) -> None:
     found = read_lines(clone, f"{FILE}:Worker.verify")
     assert found.ranges == ((14, 22),)
     assert [event.subject for event, _ in found.changes] == [
-        *("rewritten", "the file moves", "inner", "a decorator", "worker (#1)")
+        *("rewritten", "the file moves", "inner (#7)", "a decorator", "worker (#1)")
     ]
     diffs = [diff for _, diff in found.changes]
     assert diffs[1] == ""
@@ -108,7 +108,7 @@ def test_git_alone_finds_no_method_or_another(clone: Clone, repository: Path, tm
         repository, "-c", f"core.attributesFile={attributes}", "log", "-s", f"-L:verify:{path}", "HEAD~4", "--format=%s"
     )
     assert "inner" not in told.splitlines()
-    assert subjects(clone, "a.py:verify", "HEAD~4") == ["inner", "a decorator", "worker (#1)"]
+    assert subjects(clone, "a.py:verify", "HEAD~4") == ["inner (#7)", "a decorator", "worker (#1)"]
 
 
 def test_a_user_s_drivers_and_attributes_change_nothing(
@@ -131,10 +131,15 @@ def test_a_user_s_drivers_and_attributes_change_nothing(
 def test_all_forms_of_names(clone: Clone) -> None:
     assert read_lines(clone, "a.py:Worker.tree", "HEAD~4").ranges == ((7, 9), (11, 13))
     assert read_lines(clone, "a.py:inner", "HEAD~4").place.name == "Worker.verify.inner"
-    assert subjects(clone, "a.py:inner", "HEAD~4") == ["inner", "worker (#1)"]
+    assert subjects(clone, "a.py:inner", "HEAD~4") == ["inner (#7)", "worker (#1)"]
     assert subjects(clone, f"{FOLDER}/a.py:build", "HEAD~4") == ["a decorator", "above and below it", "worker (#1)"]
     assert subjects(clone, "top.py:top") == ["at the top", "no Python"]
     assert subjects(clone, f"./sub/../{FILE}:build")[0] == "the file moves"
+
+
+@pytest.mark.parametrize("revision", ["#7", "0.1.0", "v0.1.0"])
+def test_a_pull_request_and_a_release_are_revisions(clone: Clone, revision: str) -> None:
+    assert subjects(clone, "a.py:inner", revision) == ["inner (#7)", "worker (#1)"]
 
 
 def test_what_is_not_there_is_told_with_what_is_near(clone: Clone) -> None:
@@ -185,7 +190,7 @@ def test_the_command_shows_the_newest_first(repository: Path) -> None:
     assert [line.split("  ", 2)[2] for line in titles] == [
         "rewritten",
         "the file moves",
-        "inner",
+        "inner (#7)",
         "a decorator",
         "worker (#1)",
     ]

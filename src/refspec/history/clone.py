@@ -66,7 +66,7 @@ SETTINGS = {
     "log.showRoot": "true",
     "log.showSignature": "false",
     "format.pretty": "medium",
-    "mailmap.blob": "",  # in a bare clone it is HEAD's .mailmap, and a blobless one ends there for lack of it
+    "mailmap.blob": "",  # of a bare clone git takes HEAD's; commits.mailmap names the main line's
     "mailmap.file": os.devnull,
 }
 # For every `git log`, `git diff` and `git show`: the diff itself, whatever programs there are to show another.
@@ -158,9 +158,7 @@ class Clone:
         those allowed.
         """
         here = (f"--git-dir={self.git_dir}", f"--work-tree={self.git_dir}")
-        # Whose commits are whose is HEAD's .mailmap to say; git cannot ask for it and do without if it is not there.
-        overruled = SETTINGS | ({} if self.is_partial else {"mailmap.blob": "HEAD:.mailmap"})
-        settings = [part for name, value in overruled.items() for part in ("-c", f"{name}={value}")]
+        settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
         said, complaint, status = self._execute([*here, *settings, *arguments], stdin)
         if status not in allowed:
             raise self._failure(complaint)

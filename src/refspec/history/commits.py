@@ -53,7 +53,7 @@ def pull_request(subject: str) -> int | None:
 def mailmap(clone: Clone) -> tuple[str, ...]:
     """What to tell git, before its command, so that authors come out as the .mailmap of the main line has them.
 
-    Nothing if there is none, or if the clone lacks its contents. In a work tree, git reads the one that lies there too.
+    Nothing if there is none, or if the clone lacks its contents.
     """
     try:
         (found,) = clone.check(f"{clone.main.commit}:.mailmap")

@@ -17,14 +17,10 @@ from itertools import pairwise
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Release
 from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
+from refspec.history.patches import EMPTY_TREE
+from refspec.history.revisions import VERSION, find, is_number
 from refspec.history.sources import Source
 
-# Beside any tree, it makes of all its files files that came. By the length of the clone's hashes.
-_EMPTY_TREE = {
-    40: "4b825dc642cb6eb9a060e54bf8d69288fbee4904",
-    64: "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74decc5321",
-}
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?(?:\.post(\d+))?")
 _PAIR = re.compile(r"([0-9a-f]{40,}) ([0-9a-f]{40,})\n?")
 
 
@@ -110,17 +106,16 @@ def growth_at(source: Source, names: Sequence[str]) -> Growth:
     """The folder at these revisions, in this order.
 
     A version, with or without a v, means the tag of that release, whatever branches have that name; where the clone
-    lacks it, and where there is no clone, the catalogue's release or wheel. Raises HistoryError for a name that cannot
-    be one.
+    lacks it, and where there is no clone, the catalogue's release or wheel. In a clone, numbers are pull requests as
+    `revisions.find` has them, by processes of their own. Raises HistoryError for a name that cannot be one.
     """
     labels = {name: f"v{name.removeprefix('v')}" if is_version(name) else name for name in names}
     held: dict[str, Snapshot] = {}
     present: dict[str, str] = {}
     renames: Renames = {}
     if source.clone:
-        hashes = source.clone.resolve(
-            *(f"refs/tags/{label}" if is_version(label) else label for label in labels.values())
-        )
+        asked = [_asked(source, label) for label in labels.values()]
+        hashes = source.clone.resolve(*asked)
         present = {name: commit for name, commit in zip(labels, hashes, strict=True) if commit}
         held, renames = _read(source.clone, present)
     answers = {name: held.get(name) or _from_catalogue(name, present.get(name)) for name in labels}
@@ -133,9 +128,19 @@ def growth_at(source: Source, names: Sequence[str]) -> Growth:
     )
 
 
+def _asked(source: Source, label: str) -> str:
+    """What the clone is to be asked for."""
+    if is_version(label):
+        return f"refs/tags/{label}"
+    try:
+        return find(source, label).hash if is_number(label) else label
+    except LacksError:
+        return label
+
+
 def is_version(name: str) -> bool:
     """Is it the version of a release, as "0.4.6" or "v0.4.6"?"""
-    return _VERSION.fullmatch(name.removeprefix("v")) is not None
+    return VERSION.fullmatch(name) is not None
 
 
 # --- from the clone
@@ -194,7 +199,8 @@ def _walk(clone: Clone, trees: Sequence[str], with_renames: bool) -> tuple[dict[
     """
     if not trees:
         return {}, {}
-    pairs = zip([_EMPTY_TREE[len(trees[0])], *trees], trees, strict=False)
+    # Beside the empty tree, all files of the first one came.
+    pairs = zip([EMPTY_TREE[len(trees[0])], *trees], trees, strict=False)
     asked = "".join(f"{old} {new}\n" for old, new in pairs if old != new).encode()
     command = ("diff-tree", "--stdin", "-r", "-z", "--raw", "--no-abbrev", *PLAIN_DIFF)
     try:
@@ -317,7 +323,7 @@ def _renames_by_catalogue() -> dict[str, list[str]]:
 
 
 def _version_key(version: str) -> tuple[int, ...]:
-    match = _VERSION.fullmatch(version.removeprefix("v"))
+    match = VERSION.fullmatch(version)
     assert match
     major, minor, patch, candidate, post = match.groups()
     return int(major), int(minor), int(patch), int(candidate or 1_000_000), int(post or -1)

@@ -20,6 +20,8 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.outline import Definition, parse, scan
 from refspec.history.raw_log import missing
+from refspec.history.revisions import commit_in
+from refspec.history.sources import Source
 from refspec.history.symbols import Event, Place, check_name, read_symbol
 
 
@@ -44,12 +46,12 @@ class FunctionLines:
 def read_lines(clone: Clone, what: str, revision: str | None = None) -> FunctionLines:
     """The changes of what `what` names, "FILE:NAME", up to `revision` (None: the main line).
 
-    FILE is below the folder of speculative decoding or from the repository's root; NAME is a function, class, method
+    revision: as `revisions.find` takes it. FILE is below the folder of speculative decoding or from the repository's root; NAME is a function, class, method
     ("Class.method") or a name that the module or a class assigns. Raises HistoryError, which says what there is, if the
     revision has no such file or the file no such name; LacksError if the clone has no contents of files.
     """
     file, name = parts_of(what)
-    commit = clone.commit(revision) if revision is not None else clone.main.commit
+    commit = commit_in(Source(clone, "given"), revision) if revision is not None else clone.main.commit
     path = _path(clone, commit, file, revision or clone.main.name)
     if not path.endswith(".py"):
         raise HistoryError(f"{_text(path)} is not Python: --clone's git log -L can follow lines of other files")

@@ -13,8 +13,9 @@ from refspec.history.commits import pull_request
 from refspec.history.patches import EMPTY_TREE
 from refspec.history.sources import Source
 
+# The version of a release: its parts, then the number of a candidate, then that of a release after it.
+VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?(?:\.post(\d+))?", re.ASCII)
 _NUMBER = re.compile(r"(#?)(\d{1,9})", re.ASCII)
-_VERSION = re.compile(r"v?(\d+(?:\.\d+)+\w*(?:\.\w+)*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ def find(source: Source, word: str) -> Named:
         found = _pull_request(source, word, int(number[2]), sure=bool(number[1]))
         if found:
             return found
-    if version := _VERSION.fullmatch(word):
-        found = _release(source, word, version[1])
+    if VERSION.fullmatch(word):
+        found = _release(source, word, word.removeprefix("v"))
         if found:
             return found
     known = _in_catalogue(word)
@@ -60,6 +61,11 @@ def find(source: Source, word: str) -> Named:
     if here is None and len(known) == 1:
         return Named(word, known[0], False, "revision")
     return Named(word, here or source.clone.commit(word), True, "revision")
+
+
+def is_number(word: str) -> bool:
+    """Could it be the number of a pull request?"""
+    return _NUMBER.fullmatch(word) is not None
 
 
 def commit_in(source: Source, word: str) -> str:

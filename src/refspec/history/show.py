@@ -12,10 +12,9 @@ from refspec.history.catalogue import DIRECTORY, Commit, Release, StoryCommit
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import mailmap, pull_request
 from refspec.history.patches import EMPTY_TREE, Comparison, FileDiff, compare, compare_around
-from refspec.history.revisions import Named
+from refspec.history.revisions import VERSION, Named
 from refspec.history.sources import Source
 
-_VERSION = re.compile(r"v\d+(\.\d+)+\w*(\.\w+)*", re.ASCII)
 _CANDIDATE = re.compile(r"\d(rc|a|b)\d+$")
 
 Kind = Literal["plain", "root", "merge", "boundary", "unknown"]
@@ -82,7 +81,7 @@ def releases_of(clone: Clone, hash_: str, committed: str) -> Releases:
     form = "%(refname:lstrip=2)%00%(*committerdate:unix)%(committerdate:unix)"
     said = clone.git("for-each-ref", f"--format={form}", f"--contains={hash_}", "refs/tags/v*")
     tags = [line.split("\0") for line in said.decode(errors="replace").splitlines()]
-    holding = sorted((int(seconds), name) for name, seconds in tags if _VERSION.fullmatch(name))
+    holding = sorted((int(seconds), name) for name, seconds in tags if name.startswith("v") and VERSION.fullmatch(name))
     until = holding[0][0] if holding else _seconds("9999-12-31T00:00:00+00:00")
     later = [
         f"refs/tags/v{release.version}"
