@@ -284,7 +284,7 @@ def test_what_a_clone_lacks_is_said_and_the_commentary_shown(
 ) -> None:
     source = history[0]
     lacking = {
-        clone(source, tmp_path / "blobless", "--bare", "--filter=blob:none"): "it was made without file contents",
+        clone(source, tmp_path / "blobless", "--bare", "--filter=blob:none"): "it was made with --filter=blob:none",
         clone(source, tmp_path / "shallow", "--bare", "--depth=1"): "this clone's history begins with it",
     }
     make_history(tmp_path / "other", [Step("another")], bare=True)

@@ -346,6 +346,14 @@ class Clone:
             return " (it is shallow: git fetch --unshallow brings the rest)"
         return ""
 
+    def remedy_for_contents(self) -> str:
+        """The same where contents of files are missing, or lists of files."""
+        if not self.is_partial:
+            return self.remedy() or " (git fsck says more)"
+        if self.is_ours:
+            return f" (refspec history clone --full {shlex.quote(str(self.folder))} brings them)"
+        return f": it was made with --filter={self.filter} (refspec history clone --full DIR makes a whole one)"
+
     # --- the process
 
     def _execute(self, arguments: list[str], stdin: bytes = b"") -> tuple[bytes, str, int]:
@@ -372,14 +380,8 @@ class Clone:
             r"|missing (blob|tree)|unable to read (tree )?[0-9a-f]{40}",
             complaint,
         ):
-            what = "its lists of files" if str(self.filter).startswith("tree") else "file contents"
-            remedy = "refspec history clone makes one with those of the folder, and with --full of all"
-            if self.is_ours:
-                remedy = f"refspec history clone --full {shlex.quote(str(self.folder))} brings them"
-            return LacksError(
-                f"this clone lacks what that needs: it was made without {what} (--filter={self.filter}), and nothing "
-                f"is fetched here ({remedy})"
-            )
+            what = "lists of files" if str(self.filter).startswith("tree") else "contents of files"
+            return LacksError(f"this clone lacks {what} that are needed{self.remedy_for_contents()}")
         said = reason(complaint)
         more = " (git fsck says more)" if re.search(r"[0-9a-f]{40}|corrupt|\bpack", said) else ""
         return GitError(f"git cannot answer from {self.folder}: {said}{more}")

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.outline import Definition, parse, scan
-from refspec.history.raw_log import missing
 from refspec.history.revisions import commit_in
 from refspec.history.sources import Source
 from refspec.history.symbols import Event, Place, check_name, read_symbol
@@ -46,9 +45,10 @@ class FunctionLines:
 def read_lines(clone: Clone, what: str, revision: str | None = None) -> FunctionLines:
     """The changes of what `what` names, "FILE:NAME", up to `revision` (None: the main line).
 
-    revision: as `revisions.find` takes it. FILE is below the folder of speculative decoding or from the repository's root; NAME is a function, class, method
-    ("Class.method") or a name that the module or a class assigns. Raises HistoryError, which says what there is, if the
-    revision has no such file or the file no such name; LacksError if the clone has no contents of files.
+    revision: as `revisions.find` takes it. FILE is below the folder of speculative decoding or from the repository's
+    root; NAME is a function, class, method ("Class.method") or a name that the module or a class assigns. Raises
+    HistoryError, which says what there is, if the revision has no such file or the file no such name; LacksError if the
+    clone has no contents of files.
     """
     file, name = parts_of(what)
     commit = commit_in(Source(clone, "given"), revision) if revision is not None else clone.main.commit
@@ -57,7 +57,7 @@ def read_lines(clone: Clone, what: str, revision: str | None = None) -> Function
         raise HistoryError(f"{_text(path)} is not Python: --clone's git log -L can follow lines of other files")
     (source,) = clone.objects(f"{commit}:{path}")
     if source is None:
-        raise LacksError(f"this clone lacks the contents of {_text(path)}{missing(clone)}")
+        raise LacksError(f"this clone lacks the contents of {_text(path)}{clone.remedy_for_contents()}")
     found = _definitions(source, path, name)
     place = Place(_text(path), found[0].name)
     folder = DIRECTORY if path.startswith(f"{DIRECTORY}/") else posixpath.dirname(path) or "."

@@ -23,7 +23,7 @@ NEEDS = {
     "compare, moved": (COMMITS, TREES, CONTENTS),
     "claims": (COMMITS, TREES, CONTENTS, OTHERS, TAGS),
 }
-FROM_THE_CATALOGUE = "overview, log, dir, follow, explore, story, show and reland without diffs, and the verdicts of claims"
+FROM_THE_CATALOGUE = "overview, log, dir, follow, explore, story, show and reland without diffs, and claims' verdicts"
 
 
 @dataclass(frozen=True)

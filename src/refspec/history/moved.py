@@ -43,6 +43,8 @@ CANDIDATES = 4  # most similar ones that are looked at for a definition
 COMMON = 16  # a bit of a tree that more definitions share says nothing
 LARGEST_TABLE = 250_000  # entries, of a comparison bit by bit
 
+LACKED = "this clone lacks it"  # why a file without contents is unread
+
 # Contents by path; None for what the clone lacks.
 Files = dict[str, bytes | None]
 
@@ -159,10 +161,7 @@ def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTO
     python = [file for file in changed if file[0].endswith((".py", ".pyi"))]
     blobs = list(clone.objects(*(blob for _, *pair in python for blob in pair if blob)))
     if blobs and not any(blob is not None for blob in blobs):
-        raise LacksError(
-            "this clone lacks the contents of all files that differ, and nothing is fetched here (refspec history "
-            "clone --full makes a whole one)"
-        )
+        raise LacksError(f"this clone lacks the contents of all files that differ{clone.remedy_for_contents()}")
     contents = iter(blobs)
     sides: tuple[Files, Files] = ({}, {})
     for name, *pair in python:
@@ -197,7 +196,7 @@ def _compare(before: Files, after: Files, other_files: int) -> Comparison:
         for path, content in sorted(files.items()):
             try:
                 if content is None:
-                    raise UnreadError("this clone lacks it")
+                    raise UnreadError(LACKED)
                 units[revision] += units_of(path, content)
             except UnreadError as error:
                 unread[revision, path] = str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -78,7 +77,7 @@ def contents(clone: Clone, hashes: Iterable[str]) -> dict[str, bytes]:
     found = known_contents(clone, wanted)
     if len(found) < len(wanted):
         name = min(wanted - found.keys())
-        raise LacksError(f"this clone lacks the contents of files, such as {name[:10]}{missing(clone)}")
+        raise LacksError(f"this clone lacks the contents of files, such as {name[:10]}{clone.remedy_for_contents()}")
     return found
 
 
@@ -87,15 +86,6 @@ def known_contents(clone: Clone, hashes: Iterable[str]) -> dict[str, bytes]:
     wanted = sorted(set(hashes))
     held = zip(wanted, clone.objects(*wanted), strict=True)
     return {name: content for name, content in held if content is not None}
-
-
-def missing(clone: Clone) -> str:
-    """Why contents may be missing, and what brings them, to go behind a message that says so."""
-    if not clone.is_partial:
-        return clone.remedy() or " (git fsck says more)"
-    if clone.is_ours:
-        return f" (refspec history clone --full {shlex.quote(str(clone.folder))} brings them)"
-    return f": it was made with --filter={clone.filter} (refspec history clone --full DIR makes a whole one)"
 
 
 def parse_change(raw: str, path: str) -> RawChange:

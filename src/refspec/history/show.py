@@ -138,8 +138,7 @@ def _from_clone(
             lacks.append(str(error))
         if contents and comparison and not comparison.whole:
             lacks.append(
-                "this clone lacks contents of these files, so the diff is not known (refspec history clone --full "
-                "makes a whole one)"
+                "this clone lacks contents of these files, so the diff is not known" + clone.remedy_for_contents()
             )
     if comparison is None and fact:
         comparison = Comparison(_files(fact), None, False)

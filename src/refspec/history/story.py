@@ -21,7 +21,8 @@ from pathlib import Path
 
 from refspec.history import catalogue
 from refspec.history.catalogue import CatalogueError, StoryCommit
-from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
+from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.patches import compare
 
 EXCERPT_LINES = 50  # of one file's diff
 LINES_BEFORE = 3  # of a hunk that is cut, in front of the first line that is looked for
@@ -128,23 +129,25 @@ def diff_of(clone: Clone, commit: StoryCommit, *, whole: bool = False) -> list[E
     One git process, besides the one that looks for the commit. Raises LacksError if the clone lacks the commit, what
     came before it, or the contents of its files.
     """
-    (entry,) = clone.check(f"{commit.hash}^{{commit}}")
-    if entry is None:
+    here, before = clone.resolve(commit.hash, f"{commit.hash}^1")
+    if here is None:
         raise LacksError(f"this clone lacks the commit {commit.hash[:10]}{clone.remedy()}")
-    if commit.hash in clone.boundary:
+    if commit.hash in clone.boundary or before is None:
         raise LacksError(
             f"what commit {commit.hash[:10]} changed is not known: this clone's history begins with it{clone.remedy()}"
         )
     looks = commentary()[commit.label].looks
-    said = clone.git(
-        "show", "--format=", "--patch", "-M", *PLAIN_DIFF, commit.hash, "--", *(look.path for look in looks)
-    )
-    diffs = re.split(r"^(?=diff --git )", said.decode(errors="replace"), flags=re.MULTILINE)
+    changed = compare(clone, before, commit.hash, [look.path for look in looks])
+    if not changed.whole:
+        raise LacksError(
+            f"this clone lacks contents of files that commit {commit.hash[:10]} changed{clone.remedy_for_contents()}"
+        )
     found = []
     for look in looks:
-        mine = [diff for diff in diffs if f" b/{look.path}" in diff.partition("\n")[0]]
-        for diff in mine:
-            lines = diff.rstrip("\n").split("\n")
+        for file in changed.files:
+            if file.path != look.path:
+                continue
+            lines = file.patch.rstrip("\n").split("\n")
             kept = tuple(lines) if whole else excerpt(lines, look.names, EXCERPT_LINES)
             found.append(Excerpt(look.path, kept, len(lines) - sum(line is not None for line in kept)))
     return found

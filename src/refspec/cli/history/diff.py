@@ -14,7 +14,6 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.patches import compare
 from refspec.history.revisions import find
 
-LACKS = "this clone lacks contents of these files, so lines and the diff are not known (refspec history clone --full)"
 Commit = Annotated[
     str, typer.Argument(help="A revision as git takes it, a release as 0.4.6, or a pull request as 26997 or #26997.")
 ]
@@ -75,5 +74,6 @@ def diff(
                 out.print()
                 print_patches(out, found.files)
     if not found.whole:
-        typer.echo(f"refspec: {LACKS}", err=True)
+        lacks = "this clone lacks contents of these files, so lines and the diff are not known"
+        typer.echo(f"refspec: {shown(lacks + asked.remedy_for_contents())}", err=True)
         raise typer.Exit(1)

@@ -87,12 +87,10 @@ def say_begins(clone: Clone, commit: str) -> None:
 
 def say_unseen(clone: Clone, commits: Sequence[str]) -> None:
     """Says on stderr that what these commits changed beyond the folder could not be looked at."""
-    from refspec.history.raw_log import missing
-
     which = ", ".join(commit[:10] for commit in commits[:3]) + (", ..." if len(commits) > 3 else "")
     typer.echo(
         f"refspec: this clone lacks contents of files beyond the folder, so whether anything came from there or went "
-        f"there in {which} is not known{missing(clone)}",
+        f"there in {which} is not known{clone.remedy_for_contents()}",
         err=True,
     )
 

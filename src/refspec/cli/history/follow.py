@@ -32,7 +32,6 @@ def follow(
     round. Needs a clone for splits and numbers of lines; the rest is known without one.
     """
     from refspec.history.file_life import follow as read_life
-    from refspec.history.raw_log import missing
 
     source = source_of(clone, catalogue_only, as_json)
     life = read_life(source.clone, os.fsencode(file).decode(errors="replace"))
@@ -49,7 +48,7 @@ def follow(
     if source.clone and not life.contents:
         typer.echo(
             "refspec: this clone lacks contents of files, so splits, numbers of lines and renames with changes may be "
-            f"missing{missing(source.clone)}",
+            f"missing{source.clone.remedy_for_contents()}",
             err=True,
         )
     if source.clone and life.begins:

@@ -44,7 +44,7 @@ def moved(
     moved 27607 compares a pull request's commit with its parent. Nothing of it is run. Exit status 1: a file could not
     be read.
     """
-    from refspec.history.moved import compare_revisions, path_in_repository
+    from refspec.history.moved import LACKED, compare_revisions, path_in_repository
     from refspec.history.revisions import commit_in, parent_of, titles
 
     path = path_in_repository(path)
@@ -58,9 +58,16 @@ def moved(
     else:
         with paged(pager) as out:
             _show(out, result, titles(asked, old, new), path, diff)
-    for file in result.unread:
-        left = f"; {file.unknown} definitions of the other revision stay unexplained" if file.unknown else ""
-        typer.echo(f"refspec: {file.revision}: {shown(file.path)}: {shown(file.why)}{left}", err=True)
+    if lacked := [file for file in result.unread if file.why == LACKED]:
+        number, left = len({file.path for file in lacked}), sum(file.unknown for file in lacked)
+        typer.echo(
+            f"refspec: this clone lacks contents of {_counted(number, 'Python file')} of {len(result.files)}, so "
+            f"{_counted(left, 'definition')} of the other revision may be unexplained{asked.remedy_for_contents()}",
+            err=True,
+        )
+    for file in (file for file in result.unread if file.why != LACKED):
+        unknown = f"; {file.unknown} definitions of the other revision stay unexplained" if file.unknown else ""
+        typer.echo(f"refspec: {file.revision}: {shown(file.path)}: {shown(file.why)}{unknown}", err=True)
     if result.unread:
         raise typer.Exit(1)
 

@@ -30,7 +30,6 @@ INVERSES = {
 NEEDS_CLONE = (
     "What the reland changed beyond the first try, line by line, needs a clone (refspec history clone --full)."
 )
-LACKS = "this clone lacks contents of these files, so what had been missing is not known (refspec history clone --full)"
 
 
 def reland(
@@ -114,7 +113,10 @@ def _findings(source: Source, told: Compared) -> tuple[Findings | None, str]:
         found = examine(source.clone, tried, undone[0] if undone else None, landed)
     except LacksError as error:
         return None, str(error)
-    return found, "" if found.files is not None else LACKS
+    if found.files is None:
+        lack = "this clone lacks contents of these files, so what had been missing is not known"
+        return found, lack + source.clone.remedy_for_contents()
+    return found, ""
 
 
 def _list(source: Source, pager: bool, as_json: bool) -> None:

@@ -473,12 +473,7 @@ class Shelf:
         return said.decode(errors="replace")
 
     def _lacks(self, what: str) -> LacksError:
-        remedy = self._clone.remedy()
-        if self._clone.filter:
-            remedy = (
-                f" (it was made with --filter={self._clone.filter}: refspec history clone --full makes a whole one)"
-            )
-        return LacksError(f"this clone lacks {what}{remedy}")
+        return LacksError(f"this clone lacks {what}{self._clone.remedy_for_contents()}")
 
 
 @lru_cache(maxsize=1)
