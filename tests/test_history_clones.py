@@ -837,7 +837,9 @@ def test_a_partial_clone_is_asked_for_what_it_lacks(origin: Path, tmp_path: Path
     assert list(asked.objects("1" * 40, blob)) == [None, None]
     with pytest.raises(LacksError, match=r"this clone lacks the revision 1{40}$"):
         asked.commit("1" * 40)
-    with pytest.raises(LacksError, match="made without file contents"):
+    with pytest.raises(
+        LacksError, match="lacks contents of files that are needed: it was made with --filter=blob:none"
+    ):
         asked.check(f"{main}:README.md")
 
 

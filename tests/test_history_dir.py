@@ -363,3 +363,14 @@ def test_a_name_with_an_escape_does_nothing_to_the_terminal(full: Path) -> None:
 def test_what_cannot_be_asked(full: Path, arguments: list[str], status: int, complaint: str) -> None:
     outcome = run("--clone", full, *arguments)
     assert (outcome.status, outcome.err, outcome.out) == (status, f"refspec: {complaint}\n", "")
+
+
+def test_bytes_that_are_no_text_become_replacement_marks(tmp_path: Path) -> None:
+    make_history(
+        tmp_path / "r", [Step("a", {f"{FOLDER}/a.py": "x\n"}), Step("b", {rf"{FOLDER}/caf\351.py": "x = 1\n"})]
+    )
+    (row,) = document("--at", "HEAD", "--clone", tmp_path / "r")["snapshots"]
+    assert list(row["files"]) == ["a.py", "caf�.py"]
+    told = CliRunner().invoke(app, ["history", "moved", "HEAD", "--clone", str(tmp_path / "r"), "--json"])
+    assert json.loads(told.stdout)["files"] == [f"{FOLDER}/caf�.py"]
+    assert "\\udc" not in told.stdout

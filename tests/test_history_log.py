@@ -133,8 +133,8 @@ def test_a_file_that_crossed_the_border_is_found_by_its_name_outside() -> None:
         (["--since", "yesterday"], "not 'yesterday'"),
         (["--since", "2026-07", "--until", "2026-06-30"], "2026-07 is after 2026-06-30"),
         (["--pr", "main"], "--pr takes the number of a pull request, as 26997, not 'main'"),
-        (["--path", "../x"], "--path is a path in SGLang's repository"),
-        (["--path", "/etc"], "--path is a path in SGLang's repository"),
+        (["--path", "../x"], "--path: not a path in SGLang's repository"),
+        (["--path", "/etc"], "--path: not a path in SGLang's repository"),
         (["--authors", "--by-month"], "one of them at a time"),
         (["--lang", "fr"], "--lang takes zh or en, not 'fr'"),
     ],
@@ -248,7 +248,7 @@ def test_a_blobless_clone_has_dashes_and_says_why(repository: Path, tmp_path: Pa
 def test_a_treeless_clone_is_told_what_it_lacks(repository: Path, tmp_path: Path) -> None:
     treeless = clone(repository, tmp_path / "treeless", "--bare", "--filter=tree:0")
     complaint = run("--clone", treeless, status=1)
-    assert "made without its lists of files" in complaint
+    assert "lacks lists of files that are needed" in complaint
     assert "--catalogue asks the embedded catalogue" in complaint
 
 

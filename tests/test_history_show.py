@@ -348,7 +348,7 @@ def test_diff_of_other_paths(repository: Path) -> None:
     assert files("--path", ".") == ["pool.py", HELPER, f"{FOLDER}/w.py"]
     assert files("--path", "*.py") == [], "a path is that path"
     assert files("--path", "--stat") == [], "and no option"
-    assert "--path is a path in" in run("diff", "a", "b", "--path", "../..", "--clone", repository, status=2)[1]
+    assert "--path: not a path in" in run("diff", "a", "b", "--path", "../..", "--clone", repository, status=2)[1]
 
 
 def test_diff_needs_a_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

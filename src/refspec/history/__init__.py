@@ -7,6 +7,7 @@
 | `cloning`, `inspection`          | a clone made, where alone the network is asked; what a clone lacks                |
 | `commits`, `log`                 | the commits of a folder; chosen by day, pull request, file and title, and counted |
 | `revisions`, `patches`, `show`   | which commit a word means; what changed between two; all that is known of one     |
+| `paths`                          | which file a word means; how a path is told                                       |
 | `reland`                         | a first try, its revert, and what the second try has that the first had not       |
 | `directory`                      | the folder at releases and revisions: which files came, went, were renamed        |
 | `story`                          | the instructive commits: what to see in each, and where                           |

@@ -8,6 +8,7 @@ one `cat-file --batch`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -211,7 +212,7 @@ def _walk(clone: Clone, trees: Sequence[str], with_renames: bool) -> tuple[dict[
     renames: Renames = {}
     held: dict[str, str] = {}
     renamed: dict[str, str] = {}
-    fields = iter(said.decode(errors="surrogateescape").split("\0"))
+    fields = iter(os.fsdecode(said).split("\0"))
     for field in fields:
         while pair := _PAIR.match(field):
             held = files[pair[2]] = dict(held)
@@ -233,7 +234,7 @@ def _walk(clone: Clone, trees: Sequence[str], with_renames: bool) -> tuple[dict[
 
 
 def _as_git_sorts(item: tuple[str, str]) -> bytes:
-    return item[0].encode(errors="surrogateescape")
+    return os.fsencode(item[0])
 
 
 def _lines(clone: Clone, blobs: set[str]) -> dict[str, int]:

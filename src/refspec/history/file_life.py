@@ -10,8 +10,6 @@ of the same commit. It is told by comparing the lines that went with those that 
 
 from __future__ import annotations
 
-import difflib
-import posixpath
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +20,7 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, telling_lines
+from refspec.history.paths import file_meant
 from refspec.history.raw_log import SWEEP, RawChange, RawCommit, known_contents, read_raw_log
 
 What = Literal["born", "there already", "back", "changed", "renamed", "deleted"]
@@ -114,20 +113,12 @@ def follow(clone: Clone | None, file: str) -> FileLife:
 
 
 def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
-    """The path that `file` stands for: below the folder, from the root, or the only one in the folder that ends so."""
-    known = {path: None for life in lives for path in life.paths}
-    file = posixpath.normpath(file)
-    for path in (f"{DIRECTORY}/{file}", file):
-        if path in known:
-            return path
-    below = [path for path in known if path.startswith(f"{DIRECTORY}/")]
-    ends = [path for path in below if path.endswith(f"/{file}")]
-    if len(ends) == 1:
-        return ends[0]
-    names = [path[len(DIRECTORY) + 1 :] for path in (ends or below)]
-    near = names[:4] if ends else difflib.get_close_matches(file, names, 4)
-    hint = f"; there is {', '.join(near)}" if near else ""
-    raise HistoryError(f"no file was ever called {file}{remedy}{hint}")
+    """The path that `file` stands for. Raises HistoryError if there is none, with what is near."""
+    path, near = file_meant(file, (path for life in lives for path in life.paths))
+    if path is None:
+        hint = f"; there is {', '.join(near)}" if near else ""
+        raise HistoryError(f"no file was ever called {file}{remedy}{hint}")
+    return path
 
 
 # --- all changes

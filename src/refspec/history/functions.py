@@ -11,6 +11,7 @@ found again in each version, as `refspec.history.symbols` does it, and the diffs
 from __future__ import annotations
 
 import difflib
+import os
 import posixpath
 import re
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.outline import Definition, parse, scan
+from refspec.history.paths import file_meant, readable, readings
 from refspec.history.revisions import commit_in
 from refspec.history.sources import Source
 from refspec.history.symbols import Event, Place, check_name, read_symbol
@@ -54,12 +56,12 @@ def read_lines(clone: Clone, what: str, revision: str | None = None) -> Function
     commit = commit_in(Source(clone, "given"), revision) if revision is not None else clone.main.commit
     path = _path(clone, commit, file, revision or clone.main.name)
     if not path.endswith(".py"):
-        raise HistoryError(f"{_text(path)} is not Python: --clone's git log -L can follow lines of other files")
+        raise HistoryError(f"{readable(path)} is not Python: --clone's git log -L can follow lines of other files")
     (source,) = clone.objects(f"{commit}:{path}")
     if source is None:
-        raise LacksError(f"this clone lacks the contents of {_text(path)}{clone.remedy_for_contents()}")
+        raise LacksError(f"this clone lacks the contents of {readable(path)}{clone.remedy_for_contents()}")
     found = _definitions(source, path, name)
-    place = Place(_text(path), found[0].name)
+    place = Place(readable(path), found[0].name)
     folder = DIRECTORY if path.startswith(f"{DIRECTORY}/") else posixpath.dirname(path) or "."
     history = read_symbol(clone, place.name, folder, commit)
     life = next((life for life in history.lives if life.alive and life.place == place), None)
@@ -102,26 +104,18 @@ def parts_of(what: str) -> tuple[str, str]:
     return file, name
 
 
-def _text(path: str) -> str:
-    """A path as people read it: bytes that are no UTF-8 become replacement marks."""
-    return path.encode(errors="surrogateescape").decode(errors="replace")
-
-
 def _path(clone: Clone, commit: str, file: str, revision: str) -> str:
     """The file's path from the root, with surrogates where it is not UTF-8."""
-    file = posixpath.normpath(file)
-    candidates = [f"{DIRECTORY}/{file}", file]
-    for path, entry in zip(candidates, clone.check(*(f"{commit}:{path}" for path in candidates)), strict=True):
-        if entry and entry[1] == "blob":
-            return path
-    listed = clone.git("ls-tree", "-r", "-z", "--name-only", commit, "--", DIRECTORY)
-    paths = [raw.decode(errors="surrogateescape") for raw in listed.split(b"\0") if raw]
-    ends = [path for path in paths if path.endswith(f"/{file}")]
-    if len(ends) == 1:
-        return ends[0]
-    names = [_text(path)[len(DIRECTORY) + 1 :] for path in ends or paths]
-    near = names if ends else difflib.get_close_matches(file, names, 4)
-    raise HistoryError(f"no file {_text(file)} at {revision}{_listed(near)}{_last(clone, commit, candidates)}")
+    candidates = readings(file)
+    entries = clone.check(*(f"{commit}:{path}" for path in candidates))
+    paths = [path for path, entry in zip(candidates, entries, strict=True) if entry and entry[1] == "blob"]
+    if not paths:
+        listed = clone.git("ls-tree", "-r", "-z", "--name-only", commit, "--", DIRECTORY)
+        paths = [os.fsdecode(raw) for raw in listed.split(b"\0") if raw]
+    found, near = file_meant(file, paths)
+    if found is None:
+        raise HistoryError(f"no file {readable(file)} at {revision}{_listed(near)}{_last(clone, commit, candidates)}")
+    return found
 
 
 def _last(clone: Clone, commit: str, paths: Sequence[str]) -> str:
@@ -154,7 +148,7 @@ def _definitions(source: bytes, path: str, name: str) -> list[Definition]:
         near = difflib.get_close_matches(name, known, 4)
         last = {full.rpartition(".")[2]: full for full in known}
         near += [last[part] for part in difflib.get_close_matches(own, last, 4) if last[part] not in near]
-        raise HistoryError(f"{_text(path)} defines no {name}{_listed(near[:4])}")
+        raise HistoryError(f"{readable(path)} defines no {name}{_listed(near[:4])}")
     if len(names) > 1:
-        raise HistoryError(f"{_text(path)} defines several {name}: say which of {', '.join(names)}")
+        raise HistoryError(f"{readable(path)} defines several {name}: say which of {', '.join(names)}")
     return exact or found

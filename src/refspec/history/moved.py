@@ -8,7 +8,8 @@ is the same. Who belongs to whom is found in this order, the largest first, and 
 2. the class that took in most of another's unchanged methods;
 3. the same name, or a similar tree: of few candidates, found through rare bits of their trees, the most alike.
 
-The order of definitions counts for nothing, but that of a class's fields. Sources are parsed, never run or imported;
+A definition that others of its file and class have overtaken has moved; the order of a class's fields is a part of its
+tree. Sources are parsed, never run or imported;
 they are read from files that differ, so what was copied from an untouched file is new here.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import difflib
 import gc
 import io
+import os
 import textwrap
 import tokenize
 import zlib
@@ -139,20 +141,10 @@ class Comparison:
         return not self.reasons
 
 
-def path_in_repository(path: str) -> str:
-    """A path as git has it: from the root of the repository, which itself is "". Raises HistoryError for another's."""
-    if path in ("", ".", "./"):
-        return ""
-    plain = path.removeprefix("./").removesuffix("/")
-    if {"", ".", ".."} & set(plain.split("/")):
-        raise HistoryError(f"neither revision has the path {path} (it counts from the repository's root)")
-    return plain
-
-
 def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTORY) -> Comparison:
     """What became of the definitions under `path`, from one revision (a hash) to another.
 
-    path: as `path_in_repository` has it. Only files that differ are read. Raises HistoryError if neither
+    path: from the root, which itself is "". Only files that differ are read. Raises HistoryError if neither
     revision has the path, LacksError if the clone lacks contents.
     """
     if any(c in path for c in "\n\0") or not any(clone.check(f"{before}:{path}", f"{after}:{path}")):
@@ -228,7 +220,7 @@ def _changed_files(clone: Clone, before: str, after: str, path: str) -> Iterator
     said = clone.git(
         "diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", *PLAIN_DIFF, before, after, *limit
     )
-    fields = said.decode(errors="surrogateescape").split("\0")
+    fields = os.fsdecode(said).split("\0")
     for description, name in zip(fields[::2], fields[1::2], strict=False):
         old_mode, new_mode, old, new, _ = description.lstrip(":").split(" ")
         old, new = (blob if mode.startswith("100") else "" for mode, blob in ((old_mode, old), (new_mode, new)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
+from refspec.history.paths import readable
 
 # The tree without files, which git knows without storing it, by the length of a hash.
 EMPTY_TREE = {
@@ -134,11 +135,9 @@ def _diff(clone: Clone, old: str, new: str, renames: str, paths: Sequence[str] =
 def _readable(files: Iterable[FileDiff]) -> tuple[FileDiff, ...]:
     """With a replacement mark for what is not UTF-8 in a path, as everywhere else."""
 
-    def text(path: str) -> str:
-        return os.fsencode(path).decode(errors="replace")
-
     return tuple(
-        replace(file, path=text(file.path), old_path=text(file.old_path) if file.old_path else None) for file in files
+        replace(file, path=readable(file.path), old_path=readable(file.old_path) if file.old_path else None)
+        for file in files
     )
 
 

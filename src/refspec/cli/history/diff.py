@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refspec.cli.history.log import inside
-from refspec.cli.history.options import ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import file_json, print_files, print_patches
 from refspec.history.catalogue import DIRECTORY
@@ -36,7 +35,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """What changed in the folder from A to B: its files, and the diff. Needs a clone."""
-    given = [inside(path) for path in paths or [DIRECTORY]]
+    given = [repository_path(path) for path in paths or [DIRECTORY]]
     source = source_of(clone, as_json=as_json)
     asked = source.needed("a diff")
     old, new = find(source, a), find(source, b)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pa
 from refspec.cli.history.output import UNBOUNDED, paged, plain, print_json, shown
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.directory import Growth, Snapshot, growth_at, growth_of_releases, is_version
+from refspec.history.paths import readable
 from refspec.history.sources import HOW_TO_GET_ONE, Source
 from refspec.printable import printable
 
@@ -283,6 +284,10 @@ def _shares(rows: tuple[Snapshot, ...]) -> list[float]:
     return [size / max(1, *sizes) for size in sizes]
 
 
+def _readable(names: Iterable[str] | None) -> list[str] | None:
+    return None if names is None else [readable(name) for name in names]
+
+
 def _document(source: Source, growth: Growth, rows: tuple[Snapshot, ...]) -> dict[str, Any]:
     return {
         "directory": DIRECTORY,
@@ -294,12 +299,14 @@ def _document(source: Source, growth: Growth, rows: tuple[Snapshot, ...]) -> dic
                 "date": row.date,
                 "source": row.source,
                 "python_files": len(row.python_files),
-                "workers": row.workers,
+                "workers": _readable(row.workers),
                 "lines": row.lines,
-                "files": row.files,
-                "came": row.came,
-                "went": row.went,
-                "renamed": row.renamed,
+                "files": {readable(name): lines for name, lines in row.files.items()},
+                "came": _readable(row.came),
+                "went": _readable(row.went),
+                "renamed": None
+                if row.renamed is None
+                else {readable(old): readable(new) for old, new in row.renamed.items()},
             }
             for row in rows
         ],

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refspec.cli.history.options import ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY
+from refspec.history.paths import readable
 from refspec.printable import printable
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ TITLES: dict[Fate, str] = {
     "moved and changed": "Moved and changed",
     "changed": "Changed in place",
 }
-NOT_COMPARED = "Imports and the order of definitions are not compared; files that do not differ are not read."
+NOT_COMPARED = "Imports never count as changes, and a module's are not compared; files that do not differ are not read."
 
 
 def moved(
@@ -44,10 +45,11 @@ def moved(
     moved 27607 compares a pull request's commit with its parent. Nothing of it is run. Exit status 1: a file could not
     be read.
     """
-    from refspec.history.moved import LACKED, compare_revisions, path_in_repository
+    from refspec.history.moved import LACKED, compare_revisions
     from refspec.history.revisions import commit_in, parent_of, titles
 
-    path = path_in_repository(path)
+    path = repository_path(path)
+    path = "" if path == "." else path
     source = source_of(clone, as_json=as_json)
     asked = source.needed("moved")
     new = commit_in(source, before if after is None else after)
@@ -178,7 +180,7 @@ def _document(result: Comparison, old: str, new: str, path: str, diff: bool) -> 
         "before": old,
         "after": new,
         "path": path,
-        "files": result.files,
+        "files": [readable(file) for file in result.files],
         "other_files": result.other_files,
         "pure_move": result.is_pure_move,
         "reasons": result.reasons,
@@ -198,7 +200,7 @@ def _document(result: Comparison, old: str, new: str, path: str, diff: bool) -> 
         ],
         "vanished": [_single(single) for single in result.vanished],
         "appeared": [_single(single) for single in result.appeared],
-        "unread": [vars(file) for file in result.unread],
+        "unread": [vars(file) | {"path": readable(file.path)} for file in result.unread],
     }
 
 
@@ -207,4 +209,9 @@ def _single(single: Single) -> dict[str, Any]:
 
 
 def _fact(definition: Definition) -> dict[str, Any]:
-    return {"kind": definition.kind, "path": definition.path, "name": definition.name, "lines": definition.lines}
+    return {
+        "kind": definition.kind,
+        "path": readable(definition.path),
+        "name": definition.name,
+        "lines": definition.lines,
+    }

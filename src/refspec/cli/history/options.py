@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from refspec.cli.command_line import UsageError, shows_progress
+from refspec.history.clone import HistoryError
+from refspec.history.paths import path_in_repository
 from refspec.history.sources import Source, find_source
 
 ClonePath = Annotated[
@@ -38,6 +40,14 @@ def source_of(clone: Path | None, catalogue_only: bool = False, as_json: bool = 
         for complaint in source.ignored:
             typer.echo(f"refspec: passed over: {complaint}", err=True)
     return source
+
+
+def repository_path(path: str) -> str:
+    """What --path comes to, as git has it. Raises UsageError for a path that leads out of the repository."""
+    try:
+        return path_in_repository(path)
+    except HistoryError as error:
+        raise UsageError(f"--path: {error}") from None
 
 
 def language(chosen: str | None) -> Literal["en", "zh"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ import typer
 
 from refspec.cli.command_line import UsageError
 from refspec.cli.history.events import Row, inside, origin, print_events, say_begins, say_unseen
-from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, source_of
+from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, repository_path, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import HistoryError
@@ -59,9 +58,7 @@ def symbol(
         check_name(name)
     except HistoryError as error:
         raise UsageError(str(error)) from None
-    path = posixpath.normpath(path)
-    if path.startswith(("/", "..")) or "\0" in path:
-        raise UsageError(f"--path is a path in SGLang's repository, such as {DIRECTORY}, not {path!r}")
+    path = repository_path(path)
     source = source_of(clone, as_json=as_json)
     asked = source.needed("the life of a name")
     history = read_symbol(asked, name, path)
