@@ -46,7 +46,7 @@ class EagleVerifyInput:
     def verify(self, batch, logits_output):
         predict = best(logits_output.next_token_logits)
         accept_index = accepted(self.draft_token, predict)
-        verified_id = predict[accept_index]
+        verified_id = kept = predict[accept_index]
         return verified_id
 """
 WORKER = """
@@ -59,7 +59,7 @@ class EagleDraftWorker:
         return EagleDraftInput(num_tokens_per_req=self.speculative_num_steps + 1)
 class EAGLEWorkerV2:
     def move_accepted_tokens_to_target_kvcache(self, batch):
-        size = bs * self.speculative_num_draft_tokens
+        size = self.speculative_num_draft_tokens * len(batch)
     def _override_worker_state(self, steps):
         self.speculative_num_steps = steps
 """
@@ -109,7 +109,7 @@ class FrozenKVMTPWorkerV2(FrozenKVMTPWorker):
         raise NotImplementedError("not yet")
 """
 FROZEN_V2 = """
-class FrozenKVMTPDraftWorker(BaseDraftWorker, TpModelWorker):
+class FrozenKVMTPDraftWorker(BaseDraftWorker, Worker):
     def draft(self):
         pass
 class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
@@ -118,7 +118,7 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
 """
 FROZEN_UTILS = "def select_last_verified_seed():\n    pass\ndef capture_for_decode():\n    pass\n"
 FROZEN_INFO = (
-    "class EagleDraftInput(EagleDraftInputV2Mixin):\n    pass\nFrozenKVMTPVerifyOutput = EagleVerifyOutput\n"
+    "class EagleDraftInput(EagleDraftInputV2Mixin):\n    pass\nFrozenKVMTPVerifyOutput = VerifyOutput\n"
     "def _to_frozen_kv_mtp_draft_extend_input():\n    pass\n"
 )
 RUNNER = "from frozen_kv_mtp_worker import FrozenKVMTPWorker\ndef run(worker: FrozenKVMTPWorker):\n    pass\n"

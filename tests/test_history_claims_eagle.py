@@ -48,28 +48,28 @@ class EAGLEWorker(TpModelWorker):
         if batch.forward_mode.is_decode():
             for step in range(self.server_args.speculative_num_steps):
                 self.one_step(batch)
-            batch.spec_info.clear_draft_cache(batch)
-            self.target_worker.forward_batch_generation(batch)
+            batch.drafted.clear_draft_cache(slots)
+            self.target_worker.forward_batch_generation(tree)
             self.one_step(batch)
 
     def one_step(self, batch):
         self.model_runner.forward(batch)
 
-    def finish_request(self, reqs):
-        for req in reqs:
+    def finish_request(self, given):
+        for req in given:
             self.pool.free(req.slots[: len(req) - self.finish_extend_len[req.rid]])
 """
 
 LATER_WORKER = """
 class EAGLEWorker(TpModelWorker):
     def __init__(self, server_args, target_worker):
-        self.target_worker = target_worker
+        self.target_worker = target_worker or self
         super().__init__(server_args=server_args, is_draft_worker=True)
 
     def init_cuda_graphs(self):
-        if self.server_args.disable_cuda_graph:
+        if not self.wants_graphs:
             return
-        self.cuda_graph_runner = EAGLEDraftCudaGraphRunner(self)
+        self.cuda_graph_runner = EAGLEDraftCudaGraphRunner(self, batch=1)
 
     @property
     def draft_model_runner(self):
@@ -92,7 +92,7 @@ class EAGLEWorker(TpModelWorker):
 
     def draft(self, batch):
         count = batch.batch_size()
-        if self.page_size == 1:
+        if self.page_size < 2:
             slots, backup = batch.alloc_token_slots(count * self.topk * self.speculative_num_steps, backup_state=True)
         elif self.topk > 1:
             raise NotImplementedError("not yet")
@@ -106,9 +106,9 @@ class EAGLEWorker(TpModelWorker):
 
     def draft_forward(self, batch):
         scores = []
-        for i in range(self.speculative_num_steps):
-            scores.append(select_top_k_tokens(i, batch.topk_p, batch.scores, self.topk))
-            if i == self.speculative_num_steps - 1:
+        for step in range(self.speculative_num_steps):
+            scores.append(select_top_k_tokens(step, batch.topk_p, batch.scores, self.topk))
+            if step == self.speculative_num_steps - 1:
                 break
             self.draft_model_runner.model.forward(batch)
         return scores
@@ -123,7 +123,7 @@ class EAGLEWorker(TpModelWorker):
     def extend_after(self, batch):
         self.draft_model_runner.forward(batch)
 """
-STOP = """            if i == self.speculative_num_steps - 1:
+STOP = """            if step == self.speculative_num_steps - 1:
                 break
 """
 REFUSED = """        elif self.topk > 1:
@@ -150,7 +150,7 @@ class EagleVerifyInput:
         rejected[accept_index] = False
         token_to_kv_pool_allocator.free(slots[rejected])
         batch.out_cache_loc = slots[accept_index]
-        batch.seq_lens.add_(accept_length + 1)
+        return batch.seq_lens.add_(accept_length + 1)
 
 
 def select_top_k_tokens(i, topk_p, scores, topk):
@@ -184,8 +184,8 @@ class Scheduler:
             self.total_accepted_tokens += accepted + batch.batch_size()
 
     def retract(self, batch):
-        self.draft_worker.finish_request(retracted_reqs)
-        if self.spec_algorithm.is_none():
+        self.drafting.finish_request(retracted_reqs)
+        if self.spec_algorithm.is_none() and token:
             req.output_ids.append(token)
 
     def prepare_dp_attn_batch(self, batch):
@@ -199,30 +199,29 @@ class ServerArgs:
     disable_radix_cache: bool = False
 
     def __post_init__(self):
-        if self.chunked_prefill_size is None:
-            self.chunked_prefill_size = 8192
+        if not self.chunked_prefill_size:
+            self.chunked_prefill_size = 100
         if self.speculative_algorithm in ("EAGLE",):
             self.disable_radix_cache = True
-            self.chunked_prefill_size = -1
+            self.chunked_prefill_size = 0
 """
 LATER_SERVER = """
 class ServerArgs:
     speculative_algorithm: str = None
     disable_radix_cache: bool = False
     page_size: int = 1
-    device: str = "cuda"
 
     def __post_init__(self):
         memory = found_memory()
         if memory < 25_000:
             self.other = 1
         if self.speculative_algorithm in ("EAGLE",):
-            if self.page_size > 1 and self.speculative_eagle_topk > 1:
-                self.speculative_eagle_topk = 1
+            if self.page_size > 1 < self.speculative_eagle_topk:
+                self.speculative_eagle_topk //= 2
 
 
 def auto_choose_speculative_params(self):
-    if self.device == "cuda":
+    if self.is_fast:
         return (5, 4, 8)
     return (5, 4, 8)
 """
@@ -587,7 +586,7 @@ ALTERED: list[tuple[str, str, Sequence[Alteration]]] = [
     ("E41", "false", [day("7518dc3532", "2026-01-01")]),
     ("E42", "false", [file(MAIN, f"{FOLDER}/eagle_worker_v2.py", "V2(object)", "V2(BaseSpecWorker)")]),
     ("E43", "true", [file("b0524c3789", SCHEDULER, PLAIN_SCHEDULER.replace("gathered", "padded"))]),
-    ("E44", "false", [worker("None", "EAGLEDraftCudaGraphRunner(self)")]),
+    ("E44", "false", [worker("None", "EAGLEDraftCudaGraphRunner(self, batch=1)")]),
     ("E44", "imprecise", [file("013021b6a1", RUNNER, "found()", "worker.server_args.speculative_eagle_topk")]),
 ]
 
