@@ -11,10 +11,12 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_history import FOLDER, Step, clone, git, make_history
@@ -254,9 +256,9 @@ def test_interrupted_before_anything_came(origin: Path, tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "home"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_git_ends_with_us(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """While git waits for the server, a signal comes: git's processes are gone, and so is what they held."""
+@pytest.fixture
+def waiting_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git that waits for a server that says nothing, once its processes stand in the file `pids`."""
     real = shutil.which("git")
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin/git"
@@ -266,6 +268,12 @@ def test_git_ends_with_us(origin: Path, tmp_path: Path, monkeypatch: pytest.Monk
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    return script
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_git_ends_with_us(origin: Path, tmp_path: Path, waiting_git: Path, number: int) -> None:
+    """While git waits for the server, a signal comes: git's processes are gone, and so is what they held."""
 
     def alarm(*_: object) -> None:
         if (tmp_path / "pids").exists():
@@ -285,12 +293,35 @@ def test_git_ends_with_us(origin: Path, tmp_path: Path, monkeypatch: pytest.Monk
     )
     for pid in (tmp_path / "pids").read_text().split():
         wait_until_gone(int(pid))
-    script.unlink()
+    waiting_git.unlink()
     assert run(tmp_path / "c")[0] == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_git_ends_with_us_that_has_just_begun(
+    origin: Path, tmp_path: Path, waiting_git: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The signal comes while the process is being made, before anything here has its name."""
+    real, begun = subprocess.Popen, []
+
+    def begin(command: list[str], **settings: Any) -> subprocess.Popen[bytes]:
+        process = real(command, **settings)
+        if "fetch" in command:
+            begun.append(process)
+            os.kill(os.getpid(), number)
+        return process
+
+    monkeypatch.setattr(cloning.subprocess, "Popen", begin)
+    assert run(tmp_path / "c", "--from", origin)[0] == 128 + number
+    (process,) = begun
+    try:
+        assert process.poll() is not None
+    finally:
+        process.kill()
+
+
 def wait_until_gone(pid: int) -> None:
-    for _ in range(200):
+    for _ in range(2000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -392,23 +393,48 @@ def _run_git(
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
         given.write(stdin)
         given.seek(0)
-        process = subprocess.Popen(
-            [program, *settings, *arguments],
-            stdin=given,
-            stdout=printed,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-            pass_fds=keep,
-        )
+        process = None
         try:
+            with _signals_held():  # or it could be left running, when one comes before it has its name here
+                process = subprocess.Popen(
+                    [program, *settings, *arguments],
+                    stdin=given,
+                    stdout=printed,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    start_new_session=True,
+                    pass_fds=keep,
+                )
             complaint = _followed(process, tell)
             status = process.wait()
         except BaseException:
-            _end(process)
+            if process:
+                _end(process)
             raise
         printed.seek(0)
         return status, printed.read().decode(errors="surrogateescape"), complaint
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """A signal that would raise an exception in the block raises it at the block's end.
+
+    They are held here and not blocked by the kernel, since a process that the block starts would inherit that.
+    """
+    held: list[int] = []
+    # Python runs handlers in the main thread, and they can be set there alone.
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main else ()
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _: held.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for came in held:
+        signal.raise_signal(came)
 
 
 def _followed(process: subprocess.Popen[bytes], tell: Tell | None) -> str:
