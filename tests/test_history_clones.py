@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from small_history import FOLDER, Step, clone, counted_git, git, make_history
 from typer.testing import CliRunner
 
+from refspec.cli.history import app as history
 from refspec.cli.main import app
 from refspec.history import catalogue, sources
 from refspec.history.catalogue import Reach
@@ -44,8 +46,10 @@ COMMANDS: list[list[str]] = [
     ["symbol", "EAGLEWorker"],
     ["lines", "b.py:b"],
     ["follow", "eagle worker v2.py"],
+    ["compare", "draft"],
     ["moved", "HEAD~3", "HEAD", "--json"],
     ["claims", "E1"],
+    ["explore", "--json"],
 ]
 
 PYTHON = "import torch\n\n\nclass EAGLEWorker:\n    def draft(self):\n        return 1\n"
@@ -208,8 +212,8 @@ def awkward_path(origin: Path, place: Path) -> Path:
     return clone(origin, place / " -a path\u2028 with späces; $(x)")
 
 
-def of_another_format(origin: Path, place: Path) -> Path:
-    """Objects are found through another repository, and a commit-graph is there."""
+def with_objects_of_another(origin: Path, place: Path) -> Path:
+    """They lie in another repository, and a commit-graph is there."""
     git(clone(origin, place / "c", "--shared", "--bare"), "commit-graph", "write", "--reachable", "--changed-paths")
     return place / "c"
 
@@ -229,7 +233,7 @@ WHOLE = [
     fork_on_another_branch,
     replaced,
     awkward_path,
-    of_another_format,
+    with_objects_of_another,
 ]
 PARTIAL = [GIT_01_shallow, blobless, treeless]
 PECULIAR = [submodule, sha256, *PARTIAL]
@@ -249,7 +253,7 @@ SAID: dict[Callable[[Path, Path], Path], dict[str, Any]] = {
     bare: {"is_bare": True, "main": "main"},
     mirror_without_config: {"is_bare": True, "main": "main"},
     packed_refs: {"is_bare": True, "main": "main"},
-    of_another_format: {"is_bare": True, "main": "main"},
+    with_objects_of_another: {"is_bare": True, "main": "main"},
     linked_worktree: {"is_linked": True, "branch": "refs/heads/linked"},
     submodule: {"is_submodule": True},
     GIT_01_shallow: {"is_shallow": True},
@@ -841,6 +845,75 @@ def test_a_partial_clone_is_asked_for_what_it_lacks(origin: Path, tmp_path: Path
         LacksError, match="lacks contents of files that are needed: it was made with --filter=blob:none"
     ):
         asked.check(f"{main}:README.md")
+
+
+# --- what users type
+
+TYPED = "--output=typed"  # git would take it for an option, and write a file
+# Of each command, what takes a text, and a command line that has this one there.
+PLACES = {
+    ("clone", "folder"): ["--from", "ORIGIN", "--", TYPED],
+    ("clone", "source"): ["--from", TYPED],
+    ("where", "clone"): ["--clone", TYPED],
+    ("log", "since"): ["--since", TYPED],
+    ("log", "until"): ["--until", TYPED],
+    ("log", "prs"): ["--pr", TYPED],
+    ("log", "files"): ["--file", TYPED],
+    ("log", "text"): ["--text", TYPED],
+    ("log", "path"): ["--path", TYPED],
+    ("dir", "at"): ["--at", TYPED],
+    ("story", "which"): ["--", TYPED],
+    ("show", "commit"): ["--", TYPED],
+    ("diff", "a"): ["--", TYPED, "HEAD"],
+    ("diff", "b"): ["--", "HEAD", TYPED],
+    ("diff", "paths"): ["--path", TYPED, "HEAD~3", "HEAD"],
+    ("reland", "first"): ["--", TYPED, "HEAD"],
+    ("reland", "second"): ["--", "HEAD", TYPED],
+    ("symbol", "name"): ["--", TYPED],
+    ("symbol", "path"): ["--path", TYPED, "b"],
+    ("lines", "function"): ["--", f"{TYPED}:{TYPED}"],
+    ("lines", "revision"): ["--from", TYPED, "b.py:b"],
+    ("follow", "file"): ["--", TYPED],
+    ("compare", "operation"): ["--", TYPED],
+    ("compare", "at"): ["--at", TYPED, "draft"],
+    ("moved", "before"): ["--", TYPED],
+    ("moved", "after"): ["--", "HEAD", TYPED],
+    ("moved", "path"): ["--path", TYPED, "HEAD~3", "HEAD"],
+    ("claims", "ids"): ["--", TYPED],
+    ("claims", "source"): ["--source", TYPED],
+    ("claims", "verdict"): ["--verdict", TYPED],
+    ("bisect-demo", "keep"): ["--keep", TYPED],
+}
+
+
+@pytest.mark.parametrize(("command", "parameter"), PLACES)
+def test_what_a_user_types_is_no_option_of_git_s(origin: Path, tmp_path: Path, command: str, parameter: str) -> None:
+    line = [str(origin) if word == "ORIGIN" else word for word in PLACES[command, parameter]]
+    (tmp_path / "calls").mkdir()
+    with counted_git(tmp_path / "calls") as calls:
+        run(command, *(["--clone", origin] if "clone" in taking_texts(command) - {parameter} else []), *line)
+    options = [call.partition(" -- ")[0].split(" ") for call in calls]
+    assert not [call for call in options if any(word.startswith(TYPED) for word in call)]
+    assert not [*tmp_path.rglob("typed"), *origin.rglob("typed")]
+    if (command, parameter) in (("log", "path"), ("symbol", "path"), ("diff", "paths")):
+        assert any(f" -- {TYPED}" in call for call in calls)
+
+
+def test_every_text_that_a_command_takes_is_tried() -> None:
+    """--clone alone is tried once: it is the same everywhere. --lang takes two words."""
+    taken = {(command, name) for command in history.COMMANDS for name in taking_texts(command)}
+    assert {place for place in taken if place[1] not in ("clone", "lang")} == {*PLACES} - {("where", "clone")}
+
+
+def test_every_command_that_asks_a_clone_is_tried_on_all_kinds() -> None:
+    asking = {command for command in history.COMMANDS if "clone" in taking_texts(command)}
+    assert asking == {line[0] for line in COMMANDS}
+
+
+def taking_texts(command: str) -> set[str | None]:
+    """The parameters of a command that take whatever is typed."""
+    parameters = typer.main.get_command(app).commands["history"].commands[command].params  # type: ignore[attr-defined]
+    return {parameter.name for parameter in parameters if parameter.type.name in ("str", "text", "path")}
 
 
 # --- how much git is run
