@@ -58,7 +58,7 @@ def test_times_are_in_order_and_paths_are_sglangs() -> None:
 
 
 def test_commits_that_the_catalogue_knows_are_of_the_same_day() -> None:
-    days = {commit.hash[:10]: commit.committer_date[:10] for commit in catalogue.commits()}
+    days = {commit.hash[:10]: commit.author_date[:10] for commit in catalogue.commits()}
     points = {
         point
         for counterpart in counterparts.counterparts()
@@ -68,6 +68,44 @@ def test_commits_that_the_catalogue_knows_are_of_the_same_day() -> None:
     }
     assert len(points) > 30
     assert {point: days[point.commit] for point in points} == {point: point.day for point in points}
+
+
+@pytest.mark.parametrize(
+    ("operation", "commit", "old", "new"),
+    [
+        (
+            "assign_draft_cache_locs",
+            "3fe6bc390b",
+            "assign_draft_cache_locs_page_size_1",
+            "assign_draft_cache_locs_contiguous",
+        ),
+        ("build_tree", "56222658ec", "build_tree_kernel_efficient_tmp", "build_tree_kernel_efficient"),
+        ("compact_to_front", "3fe6bc390b", "_compact_accepted_to_front", "_compact_accept_to_front"),
+        ("compaction_moves", "3fe6bc390b", "fill_accepted_out_cache_loc", "fill_accept_out_cache_loc"),
+        (
+            "compaction_moves",
+            "3fe6bc390b",
+            "move_accepted_tokens_to_target_kvcache",
+            "move_accept_tokens_to_target_kvcache",
+        ),
+        ("extend_after_verify", "b8574f6953", "forward_extend_after_decode", "forward_draft_extend_after_decode"),
+        ("gather_rows", "c95179bc85", "_gather_spec_extras", "gather_spec_extras"),
+        ("next_roots", "1613bae412", "fill_new_verified_id", "fill_bonus_tokens"),
+        ("organize_draft_results", "56222658ec", "build_tree_kernel_efficient_preprocess", "organize_draft_results"),
+    ],
+)
+def test_a_name_that_was_another_before_is_known_by_both(operation: str, commit: str, old: str, new: str) -> None:
+    """Commits that only renamed it: without the old name, `compare` would deny that it was there."""
+    places = [place for counterpart in counterparts.counterparts_of(operation) for place in counterpart.places]
+    assert old in {p.function.rpartition(".")[2] for p in places if p.until and p.until.commit == commit}
+    assert new in {p.function.rpartition(".")[2] for p in places if p.since.commit == commit}
+
+
+def test_what_was_reverted_and_landed_again_is_known_twice() -> None:
+    """Commits 22 to 24 of the story: the function is there at the first and the third."""
+    places = [place for counterpart in counterparts.counterparts_of("compact_to_front") for place in counterpart.places]
+    spans = [(place.since.commit, place.until and place.until.commit) for place in places]
+    assert spans[:2] == [("1d4ee060c2", "f6d0beaca8"), ("ac99794e64", "3fe6bc390b")]
 
 
 def test_what_commits_moved_agrees_with_the_catalogues_files() -> None:
@@ -281,6 +319,14 @@ def test_elsewhere_it_is_found_by_its_name(run: Run, repository: tuple[Path, lis
         f"{SPECULATIVE}/new.py",
         repository[1][2],
     )
+
+
+def test_what_came_back_to_its_place_is_shown_once(tmp_path: Path) -> None:
+    text = "class EAGLEWorkerV2:\n    def _compact_accepted_to_front(self):\n        return 1\n"
+    made = make_history(tmp_path / "repo", [Step("a", {f"{SPECULATIVE}/eagle_worker_v2.py": text})])
+    found = compare_at(Clone(tmp_path / "repo"), "compact_to_front", made[0])
+    assert found.theirs.name == "EAGLEWorkerV2._compact_accepted_to_front"
+    assert found.others == ()
 
 
 def test_a_method_is_not_found_in_a_namesake(run: Run) -> None:

@@ -163,13 +163,14 @@ def _in_listed_places(clone: Clone, commit: str, wanted: Sequence[Counterpart]) 
     paths = list(dict.fromkeys(place.path for counterpart in wanted for place in counterpart.places))
     contents = dict(zip(paths, clone.objects(*(f"{commit}:{path}" for path in paths)), strict=True))
     for counterpart in wanted:
-        for place in counterpart.places:
-            content = contents[place.path]
+        # A place that was left and come back to stands twice in the table.
+        for path, name in dict.fromkeys((place.path, place.function) for place in counterpart.places):
+            content = contents[path]
             try:
-                function = _function(place.path, content, place.function) if content is not None else None
-            except HistoryError as error:
+                function = _function(path, content, name) if content is not None else None
+            except UnreadError as error:
                 function = None
-                if content is not None and _last(place.function).encode() in content:
+                if content is not None and _last(name).encode() in content:
                     unread = unread or error
             if function:
                 found.append((counterpart, function))
@@ -204,7 +205,7 @@ def _function(path: str, content: bytes, name: str) -> Function | None:
 
 def _nearest(clone: Clone, operation: str, commit: str, wanted: Sequence[Counterpart]) -> str:
     """Says that it is not there, and which place in the table is nearest in time."""
-    day = clone.git("log", "-1", "--no-walk", "--format=%cs", commit).decode().strip()
+    day = clone.git("log", "-1", "--no-walk", "--format=%as", commit).decode().strip()
     start = f"SGLang has no counterpart of {operation} at {commit[:10]} ({day})"
     known = [place for counterpart in wanted for place in counterpart.places if place.since.day]
     if not known:

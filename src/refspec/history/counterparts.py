@@ -22,7 +22,7 @@ COLUMNS = "operation kind ours path function since since_day until until_day"
 
 @dataclass(frozen=True)
 class Point:
-    """A commit on the main line, by its first ten digits, and its committer's day; or WHEEL, which is later, and ""."""
+    """A commit on the main line, by its first ten digits, and its author's day; or WHEEL, which is later, and ""."""
 
     commit: str
     day: str
