@@ -153,6 +153,26 @@ def test_a_field_is_renamed_where_more_than_its_own_line_says_so(tmp_path: Path)
     assert ends["b.py"].what == "died"
 
 
+def test_a_class_is_the_one_in_its_place_whatever_else_it_took_in(tmp_path: Path) -> None:
+    base = "class Base:\n    def draft(self):\n        return None\n\n    def init(self):\n        return Base\n"
+    method = "    def prepare(self, batch):\n" + "".join(
+        f"        batch.field_{n} = self.compute({n})\n" for n in range(9)
+    )
+    steps = [
+        Step("born", {f"{FOLDER}/base.py": base, f"{FOLDER}/mixin.py": "class Mixin:\n" + method}),
+        Step("renamed", {f"{FOLDER}/base.py": base.replace("Base", "Eagle") + "\n" + method, f"{FOLDER}/mixin.py": ""}),
+    ]
+    make_history(tmp_path / "repository", steps)
+    clone = Clone(tmp_path / "repository")
+    (eagle,) = read_symbol(clone, "Eagle").lives
+    assert eagle.events[0].other == Place(f"{FOLDER}/base.py", "Base")
+    (old,) = read_symbol(clone, "Base").lives
+    assert told(old) == ["born: born", "renamed to: renamed"]
+    assert old.events[-1].other == Place(f"{FOLDER}/base.py", "Eagle")
+    (mixin,) = read_symbol(clone, "Mixin").lives
+    assert told(mixin) == ["born: born", "died: renamed"]
+
+
 def test_a_copy_is_born_like_the_other(tmp_path: Path) -> None:
     make_history(
         tmp_path / "r",

@@ -168,7 +168,7 @@ def _in_listed_places(clone: Clone, commit: str, wanted: Sequence[Counterpart]) 
             content = contents[path]
             try:
                 function = _function(path, content, name) if content is not None else None
-            except UnreadError as error:
+            except HistoryError as error:
                 function = None
                 if content is not None and _last(name).encode() in content:
                     unread = unread or error

@@ -34,6 +34,8 @@ SAME_FILE = 0.5
 OTHER_NAME = 0.6
 # And from this one on, one that is born beside another is a copy of it.
 COPY = 0.8
+# A class in whose place and file another has so many of its methods, word for word, is that one.
+KEPT = 0.8
 # So many versions of files are read at once; of a larger folder, only files that ever mentioned the name.
 MANY = 8_000
 
@@ -390,9 +392,17 @@ def _same_name(one: Definition, changes: Sequence[RawChange], side: Side, blobs:
 
 
 def _other_name(one: Definition, place: Place, changes: Sequence[RawChange], side: Side, blobs: _Blobs) -> Place | None:
-    """Where in `changes` nearly the same under another name stands on `side` but not on the other."""
+    """Where in `changes` nearly the same under another name stands on `side` but not on the other.
+
+    A class goes by its methods first: one in whose place another has them all is that one, whatever either shares with
+    classes elsewhere.
+    """
     if one.kind == "name":
         return _other_name_of_variable(one, place, changes, side, blobs)
+    if one.kind == "class":
+        for change in changes:
+            if change.path == place.path and (name := _renamed_classes(change, side, blobs).get(place.name)):
+                return Place(change.path, name)
     own = place.name.rpartition(".")[2]
     telling = telling_lines(one.text.split(b"\n")[1:])
     if not telling:
@@ -410,9 +420,33 @@ def _other_name(one: Definition, place: Place, changes: Sequence[RawChange], sid
             if other_own == own or other.name in known or (other.kind == "class") != (one.kind == "class"):
                 continue
             like = likeness(one.text, _called(other.text, other_own, own))
-            if like >= best[0]:
+            if like >= best[0] and other.name not in _renamed_classes(change, _other(side), blobs):
                 best = (like, Place(change.path, other.name))
     return best[1]
+
+
+def _renamed_classes(change: RawChange, side: Side, blobs: _Blobs) -> dict[str, str]:
+    """Classes that the file has on the other side alone, and their names on `side`.
+
+    Of two of the same scope, nearly all methods of the earlier one, two at least, are in the later one as they were.
+    """
+    before, after = (
+        {d.name: d for d in scan(blobs.contents.get(blob or "", b""))} for blob in (change.old, change.new)
+    )
+    renamed: dict[str, str] = {}
+    for old in (d.name for d in before.values() if d.kind == "class" and d.name not in after):
+        scope, _, own = old.rpartition(".")
+        methods = {name.removeprefix(old): d.text for name, d in before.items() if name.startswith(f"{old}.")}
+        rated = [(0, "")]
+        for new in (d.name for d in after.values() if d.kind == "class" and d.name not in before):
+            new_scope, _, new_own = new.rpartition(".")
+            if new_scope == scope:
+                there = ((text, after.get(f"{new}{name}")) for name, text in methods.items())
+                rated.append((sum(d is not None and _called(d.text, new_own, own) == text for text, d in there), new))
+        kept, new = max(rated)
+        if kept >= max(2, KEPT * len(methods)):
+            renamed[old] = new
+    return renamed if side == "new" else {new: old for old, new in renamed.items()}
 
 
 def _other_name_of_variable(
