@@ -14,14 +14,18 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 from typer.testing import CliRunner
 
+from refspec.cli.history.commit_view import read
+from refspec.cli.history.explorer import BAR, Explorer, _patch, matches
 from refspec.cli.main import app
 from refspec.history import catalogue
 from refspec.history.clone import Clone
-from refspec.history.explorer import Explorer, commits_of, lives_of_files, matches
+from refspec.history.file_life import lives_of_files
 from refspec.history.sources import Source
 
 CATALOGUE = Source(None, "asked for")
 COMMITS = 40  # of the catalogue; all of them take seconds to lay out
+AUGUST = sum(commit.author_date.startswith("2026-08") for commit in catalogue.commits()[-COMMITS:])
+WORKER = f"{catalogue.DIRECTORY}/eagle_worker_v2.py"
 HOSTILE = "[bold]not markup[/bold] \x1b[31mred\x1b[0m \x07 (#7)"
 Play = Callable[[Pilot[None], Explorer], Awaitable[None]]
 
@@ -40,7 +44,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 def play(source: Source, script: Play, size: tuple[int, int] = (80, 24)) -> None:
     async def run() -> None:
-        explorer = Explorer(source, commits_of(source)[-COMMITS:])
+        explorer = Explorer(source, read(source)[-COMMITS:])
         async with explorer.run_test(size=size) as pilot:
             await pilot.pause()
             await script(pilot, explorer)
@@ -87,15 +91,25 @@ def test_lists_search_and_mouse_without_a_clone() -> None:
         await pilot.pause()
         assert len(titles(explorer)) == COMMITS
 
-        await pilot.press("2")
-        await pilot.pause()
-        table = explorer.query_one("#files-list", DataTable)
-        table.move_cursor(row=table.get_row_index("eagle_worker_v2.py"))
-        assert "commits; Enter lists them" in await settled(pilot, explorer)
+        await pilot.press("5")
+        assert (await settled(pilot, explorer)).startswith("2026-08\n")
+        table = explorer.query_one("#months-list", DataTable)
+        assert [cell.plain.strip() for cell in table.get_row_at(0)][:2] == ["2026-08", str(AUGUST)]
+        bars = [table.get_row_at(row)[-1].plain for row in range(table.row_count)]
+        assert max(map(len, bars)) == BAR
         await pilot.press("enter")
         await pilot.pause()
-        life = explorer.files["eagle_worker_v2.py"]
-        assert titles(explorer) == [commit.subject for commit in reversed(life.commits)]
+        assert titles(explorer) == [commit.subject for commit in catalogue.commits()[: -AUGUST - 1 : -1]]
+
+        await pilot.press("2")
+        await pilot.pause()
+        key, life = next((key, life) for key, life in explorer.files.items() if life.paths[-1] == WORKER)
+        table = explorer.query_one("#files-list", DataTable)
+        table.move_cursor(row=table.get_row_index(key))
+        assert f"{len(life.events)} commits; Enter lists them" in await settled(pilot, explorer)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert titles(explorer) == [event.subject for event in reversed(life.events)]
 
         await pilot.press("tab")
         assert explorer.focused is explorer.query_one("#pane")
@@ -112,6 +126,9 @@ def test_list_and_text_have_room(small: Source, size: tuple[int, int], side_by_s
         assert (pane.x > 0) == side_by_side
         assert pane.width >= min(size[0], 60)
         assert (front.height, pane.height) >= ((2, 4) if size[1] < 24 else (8, 10))
+        keys = explorer.query("FooterKey")
+        assert size[0] < 80 or max(key.region.right for key in keys) <= size[0]
+        assert len(keys) == 9
         await pilot.press("q")
         assert not explorer.is_running
 
@@ -153,10 +170,21 @@ def test_words_match_titles_files_numbers_days_and_hashes() -> None:
         assert not matches(commit, words), words
 
 
-def test_a_rename_ends_one_file_and_begins_another() -> None:
-    lives = {life.name: life for life in lives_of_files(catalogue.commits())}
-    assert lives["ngram_utils.py"].last_status == "D"
-    assert lives["ngram_info.py"].commits[0] == lives["ngram_utils.py"].commits[-1]
+def test_a_rename_goes_on_with_the_file() -> None:
+    lives = {
+        life.paths[-1].removeprefix(f"{catalogue.DIRECTORY}/"): life for life in lives_of_files(catalogue.commits())
+    }
+    assert "ngram_utils.py" not in lives
+    life = lives["ngram_info.py"]
+    assert [path.rsplit("/", 1)[-1] for path in life.paths] == ["lookahead_utils.py", "ngram_utils.py", "ngram_info.py"]
+    assert [event.what for event in life.events if event.old_path] == ["renamed", "renamed"]
+    assert matches(catalogue.commits_by_hash()[life.events[0].hash], "ngram_info.py|lookahead_utils.py")
+
+
+def test_a_deleted_line_is_no_head_of_a_file() -> None:
+    told = _patch("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a comment\n+more\n")
+    styles = {told.plain[span.start : span.end]: str(span.style) for span in told.spans}
+    assert (styles["--- a/x"], styles["--- a comment"], styles["+more"]) == ("bold", "red", "green")
 
 
 def test_not_a_terminal(small: Source, monkeypatch: pytest.MonkeyPatch) -> None:

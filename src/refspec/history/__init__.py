@@ -19,7 +19,6 @@
 | `counterparts`, `compare`        | where SGLang has what ours is modelled on; the two beside one another             |
 | `claims`                         | statements about this code, checked                                               |
 | `bisect_demo`, `demo_repository` | a lesson in bisection, and the small repository that it makes                     |
-| `explorer`                       | all of it on a full screen                                                        |
 
 What a clone lacks is said, never guessed. Nothing of SGLang's own text is in this package: hashes, dates, numbers,
 titles and names of files only.

@@ -92,7 +92,7 @@ def follow(clone: Clone | None, file: str) -> FileLife:
     taken for renames that it knows, and the rest is told without them.
     """
     if clone is None:
-        commits, whole, boundary = _in_catalogue(), False, frozenset[str]()
+        commits, whole, boundary = _raw(catalogue.commits()), False, frozenset[str]()
     else:
         boundary = clone.boundary
         try:
@@ -112,6 +112,20 @@ def follow(clone: Clone | None, file: str) -> FileLife:
     return FileLife(tuple(life.paths), life.alive, tuple(events), whole, others, begins)
 
 
+def lives_of_files(commits: Iterable[catalogue.Commit]) -> list[FileLife]:
+    """The life of each file that commits of a folder (the oldest first) touch, in the order of births.
+
+    Without splits and lines, which only contents tell, and without what happened beyond the folder, but for the moves
+    over its border that the catalogue knows.
+    """
+    found = []
+    for life in _lives(_raw(commits)):
+        events = tuple(_event(commit, change, n, frozenset()) for n, (commit, change) in enumerate(life.events))
+        begins = events[0].what == "there already"
+        found.append(FileLife(tuple(life.paths), life.alive, events, False, (), begins))
+    return found
+
+
 def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
     """The path that `file` stands for. Raises HistoryError if there is none, with what is near."""
     path, near = file_meant(file, (path for life in lives for path in life.paths))
@@ -128,8 +142,8 @@ def _in_clone(clone: Clone, renames: str) -> list[RawCommit]:
     return read_raw_log(clone, clone.main.commit, renames)
 
 
-def _in_catalogue() -> list[RawCommit]:
-    return [RawCommit(c.hash, None, c.author_date, c.committer_date, c.subject, _facts(c)) for c in catalogue.commits()]
+def _raw(commits: Iterable[catalogue.Commit]) -> list[RawCommit]:
+    return [RawCommit(c.hash, None, c.author_date, c.committer_date, c.subject, _facts(c)) for c in commits]
 
 
 def _facts(commit: catalogue.Commit) -> list[RawChange]:

@@ -5,7 +5,6 @@ Where it says what scripts/spec-dir.sh says, it has the same words, in both lang
 
 from __future__ import annotations
 
-import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,7 @@ import typer
 
 from refspec.cli.command_line import UsageError
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pager, language, source_of
-from refspec.cli.history.output import UNBOUNDED, paged, plain, print_json, shown
+from refspec.cli.history.output import UNBOUNDED, ascii_only, bar, paged, plain, print_json, shown
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.directory import Growth, Snapshot, growth_at, growth_of_releases, is_version
 from refspec.history.paths import readable
@@ -104,14 +103,14 @@ class _Page:
 
     def bar(self, share: float, room: int) -> str:
         room = min(LONGEST_BAR, room)
-        return ("#" if self.ascii_only else "█") * round(share * room) if room >= 8 else ""
+        return bar(round(share * room), self.ascii_only) if room >= 8 else ""
 
 
 @contextmanager
 def _page(pager: bool) -> Iterator[_Page]:
     """A page, which is printed when the block is left."""
     if plain():
-        page = _Page(UNBOUNDED, not (sys.stdout.encoding or "").lower().startswith("utf"))
+        page = _Page(UNBOUNDED, ascii_only())
         yield page
         print("\n".join(line for line, _ in page.lines))
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 
+from refspec.cli.history.commit_view import read
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_of
 from refspec.cli.history.output import print_json
 from refspec.history import catalogue
@@ -12,18 +13,18 @@ from refspec.history.clone import HistoryError
 
 
 def explore(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_json: Json = False) -> None:
-    """Walk commits, files, story and releases on a full screen, with keys or the mouse. Needs no clone.
+    """Walk commits, files, story, releases and months on a full screen, with keys or the mouse. Needs no clone.
 
-    1 to 4 choose a list, / searches, d shows the diff, Tab goes from the list to the text and back, q quits. With
+    1 to 5 choose a list, / searches, d shows the diff, Tab goes from the list to the text and back, q quits. With
     --json: what its lists hold.
     """
     source = source_of(clone, catalogue_only, as_json)
     if not as_json and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise HistoryError("explore needs a terminal: refspec history log prints the commits, explore --json all lists")
 
-    from refspec.history.explorer import Explorer, commits_of
+    from refspec.cli.history.explorer import Explorer
 
-    commits = commits_of(source)
+    commits = read(source)
     if as_json:
         print_json(
             {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from refspec.cli.command_line import UsageError
+from refspec.cli.history.commit_view import commit_json, pr_link, read, title
 from refspec.cli.history.options import (
     CatalogueOnly,
     ClonePath,
@@ -18,10 +19,10 @@ from refspec.cli.history.options import (
     repository_path,
     source_of,
 )
-from refspec.cli.history.output import UNBOUNDED, paged, plain, print_json, shown
+from refspec.cli.history.output import UNBOUNDED, bar, cut, paged, plain, print_json, shown
 from refspec.history import catalogue
-from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, FileChange
-from refspec.history.clone import HistoryError, LacksError
+from refspec.history.catalogue import DIRECTORY, Commit
+from refspec.history.clone import HistoryError
 from refspec.history.log import Choice, Whose, by_author, by_month, count_lines, day
 from refspec.history.sources import Source
 
@@ -130,45 +131,6 @@ def pr_number(text: str) -> int:
     return int(digits)
 
 
-def pr_link(number: int) -> str:
-    """Where the pull request is read."""
-    return f"{REPOSITORY}/pull/{number}"
-
-
-def commit_json(commit: Commit) -> dict[str, Any]:
-    """What is known of a commit, for --json."""
-    return {
-        "hash": commit.hash,
-        "author_date": commit.author_date,
-        "committer_date": commit.committer_date,
-        "pr": commit.pr,
-        "url": pr_link(commit.pr) if commit.pr else None,
-        "subject": commit.subject,
-        "lines_added": commit.lines_added,
-        "lines_deleted": commit.lines_deleted,
-        "boundary": commit.boundary,
-        "files": [_change_json(change) for change in commit.changes],
-        "moved_across_the_border": [_change_json(change) for change in commit.crossings],
-    }
-
-
-def _change_json(change: FileChange) -> dict[str, str | None]:
-    return {"status": change.status, "path": change.path, "old_path": change.old_path}
-
-
-def read(source: Source, path: str = DIRECTORY) -> Sequence[Commit]:
-    """The commits that touch `path`, the oldest first, from the clone or else the catalogue."""
-    if source.clone is None:
-        return catalogue.commits()
-    from refspec.history.commits import read_commits
-
-    try:
-        return read_commits(source.clone, path)
-    except LacksError as error:
-        instead = "; --catalogue asks the embedded catalogue" if path == DIRECTORY else ""
-        raise LacksError(f"{error}{instead}") from None
-
-
 def _lacks_mailmap(source: Source) -> bool:
     from refspec.history.commits import lacks_mailmap
 
@@ -275,26 +237,6 @@ def _codes(out: Console, style: str) -> tuple[str, str]:
     return before, after
 
 
-def title(commit: Commit) -> str:
-    """Its title, fit to be printed, without the number of the pull request behind it, which stands elsewhere.
-
-    In front of it, if so: that the commit is the boundary of a shallow clone.
-    """
-    return "(boundary) " * commit.boundary + shown(commit.subject.removesuffix(f"(#{commit.pr})").rstrip())
-
-
-def cut(text: str, columns: int, ascii_only: bool = False) -> str:
-    """The text, or as much of its beginning as fits, with an ellipsis behind."""
-    if len(text) * (1 if text.isascii() else 2) <= columns:  # no character takes more than two
-        return text
-    from rich.cells import cell_len, set_cell_size
-
-    if cell_len(text) <= columns:
-        return text
-    end = "..." if ascii_only else "…"
-    return set_cell_size(text, columns - len(end)).rstrip() + end
-
-
 def _signed(sign: str, lines: int | None) -> str:
     return "-" if lines is None else f"{sign}{lines}"
 
@@ -308,11 +250,11 @@ def _print_months(out: Console, months: dict[str, int], path: str, source: Sourc
         head, total = f"{path} on {main} ({tip[:10]}), commits per month", "total    "
     out.print(shown(head), soft_wrap=True)
     most = max(months.values(), default=0)
+    ascii_only = out.options.ascii_only
     widest = min(60, most, max(out.width - 16, 1))
-    bar = "#" if out.options.ascii_only else "█"
     for month, number in months.items():
         length = -(-number * widest // most) if most else 0
-        out.print(f"{month}  {number:4}  {bar * length}".rstrip(), soft_wrap=True)
+        out.print(f"{month}  {number:4}  {bar(length, ascii_only)}".rstrip(), soft_wrap=True)
     out.print(f"{total}{sum(months.values()):4}", soft_wrap=True)
 
 

@@ -30,6 +30,28 @@ def shown(text: str) -> str:
     return printable(" ".join(text.split("\n"))).replace("\t", " ")
 
 
+def cut(text: str, columns: int, ascii_only: bool = False) -> str:
+    """The text, or as much of its beginning as fits, with an ellipsis behind."""
+    if len(text) * (1 if text.isascii() else 2) <= columns:  # no character takes more than two
+        return text
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= columns:
+        return text
+    end = "..." if ascii_only else "…"
+    return set_cell_size(text, columns - len(end)).rstrip() + end
+
+
+def ascii_only() -> bool:
+    """Does stdout take nothing but ASCII? rich's `options.ascii_only`, where there is no console."""
+    return not (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def bar(cells: int, ascii_only: bool) -> str:
+    """A bar of that length."""
+    return ("#" if ascii_only else "█") * cells
+
+
 def print_json(document: Any) -> None:
     """One JSON document on stdout. Characters beyond ASCII, control characters too, become escapes."""
     print(json.dumps(document, indent=2))

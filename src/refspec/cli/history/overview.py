@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import Counter
 from dataclasses import asdict
 
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_of
-from refspec.cli.history.output import print_json, shown
+from refspec.cli.history.output import ascii_only, bar, print_json, shown
 from refspec.history import catalogue
 
 NEXT = (
@@ -45,9 +44,8 @@ def overview(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_
     print(f"{len(commits)} commits on the main line from {commits[0].author_date[:10]} to {reach.date}\n")
     widest = max(quarters.values())
     room = shutil.get_terminal_size().columns - len("  2026 Q2   227  ")
-    bar = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
     for quarter, number in sorted(quarters.items()):
-        print(f"  {quarter}  {number:4}  {bar * round(number / widest * max(1, min(40, room)))}")
+        print(f"  {quarter}  {number:4}  {bar(round(number / widest * max(1, min(40, room))), ascii_only())}")
     print()
     for command, purpose in NEXT:
         print(f"  {command:31} {purpose}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.log import cut, pr_link, read, title
+from refspec.cli.history.commit_view import pr_link, read, title
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
-from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.output import cut, paged, print_json, shown
 from refspec.cli.history.patch_view import coloured
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit

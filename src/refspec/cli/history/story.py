@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from refspec.cli.history.commit_view import pr_link
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history import catalogue
@@ -88,7 +89,7 @@ def _show(out: Console, commit: StoryCommit, diff: list[Excerpt] | None) -> None
     told = commentary()[commit.label]
     out.print(f"{_heading(commit).strip()} in the folder", style="bold", soft_wrap=True)
     _prose(out, shown(commit.subject))
-    out.print(f"{catalogue.REPOSITORY}/pull/{commit.pr}", soft_wrap=True)
+    out.print(pr_link(commit.pr), soft_wrap=True)
     out.print()
     for paragraph in told.paragraphs:
         _prose(out, paragraph)

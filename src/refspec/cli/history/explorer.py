@@ -1,13 +1,12 @@
-"""The full-screen explorer: commits, files, story and releases as lists, and beside the list what the row is about.
+"""The full-screen explorer: commits, files, story, releases and months as lists, beside them what a row is about.
 
-One screen, four tabs, one search line. Everything is there without a clone but the messages and the diffs. Whatever
+One screen, five tabs, one search line. Everything is there without a clone but the messages and the diffs. Whatever
 another person wrote goes through `printable`, and none of it is read as markup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import ClassVar
 
@@ -19,10 +18,15 @@ from textual.containers import Container, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
+from refspec.cli.history.commit_view import pr_link
+from refspec.cli.history.output import ascii_only, bar, shown
+from refspec.cli.history.patch_view import coloured
+from refspec.cli.render import plural
 from refspec.history import catalogue
-from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, Release, StoryCommit
+from refspec.history.catalogue import DIRECTORY, Commit, Release, StoryCommit
 from refspec.history.clone import Clone, HistoryError
-from refspec.history.commits import read_commits
+from refspec.history.file_life import FileLife, lives_of_files
+from refspec.history.log import by_month, day
 from refspec.history.revisions import find
 from refspec.history.show import details
 from refspec.history.sources import Source
@@ -31,48 +35,25 @@ from refspec.printable import printable
 
 LONGEST_PATCH = 2000  # lines shown at once; a longer one is cut, and says so
 BAR = 16  # cells of the longest bar
+LISTS = ("commits", "files", "story", "releases", "months")
 WIDE = 110  # columns from which on list and pane stand side by side
-
-
-@dataclass(frozen=True)
-class FileLife:
-    """A file of the folder, over all its commits. last_status is "D" where it is gone."""
-
-    name: str
-    commits: tuple[Commit, ...]
-    last_status: str
 
 
 def matches(commit: Commit, words: str) -> bool:
     """Does every one of the words say something of the commit?
 
-    A word may be part of the title or of a file's name, "#" and a pull request's number, or the beginning of a hash
-    or of the author's date.
+    A word may be part of the title or of a file's path, "#" and a pull request's number, or the beginning of a hash or
+    of the author's date; or several of these with "|" between them, of which one is enough. The options of `log` choose
+    more exactly (`refspec.history.log.Choice`); here all of it is typed into one line, while one looks at the list.
     """
     text = " ".join([commit.subject, *_paths(commit)]).lower()
-    return all(
-        word == f"#{commit.pr}"
-        if word.startswith("#")
-        else word in text or commit.hash.startswith(word) or commit.author_date.startswith(word)
-        for word in words.lower().split()
-    )
 
+    def says(word: str) -> bool:
+        if word.startswith("#"):
+            return word == f"#{commit.pr}"
+        return word in text or commit.hash.startswith(word) or commit.author_date.startswith(word)
 
-def lives_of_files(commits: Iterable[Commit], directory: str = DIRECTORY) -> list[FileLife]:
-    """Each file that the commits (the oldest first) name, in the order of names. A rename begins a new one."""
-    touched: dict[str, list[Commit]] = {}
-    last: dict[str, str] = {}
-    for commit in commits:
-        for change in commit.changes:
-            touched.setdefault(change.path, []).append(commit)
-            last[change.path] = change.status
-            if change.old_path:
-                touched.setdefault(change.old_path, []).append(commit)
-                last[change.old_path] = "D"
-    return [
-        FileLife(path.removeprefix(f"{directory}/"), tuple(touched[path]), last[path])
-        for path in sorted(touched, key=str.lower)
-    ]
+    return all(any(map(says, word.split("|"))) for word in words.lower().split())
 
 
 class Explorer(App[None]):
@@ -90,6 +71,7 @@ class Explorer(App[None]):
         Binding("2", "tab('files')", "Files"),
         Binding("3", "tab('story')", "Story"),
         Binding("4", "tab('releases')", "Releases"),
+        Binding("5", "tab('months')", "Months"),
         Binding("slash", "search", "Search"),
         Binding("d", "toggle_diff", "Diff"),
         Binding("tab", "switch_side", "Text", priority=True),
@@ -120,36 +102,47 @@ class Explorer(App[None]):
         self.source = source
         self.commits = list(commits)
         self.by_hash = {commit.hash: commit for commit in self.commits}
-        self.files = {life.name: life for life in lives_of_files(self.commits)}
+        self.files = {str(number): life for number, life in enumerate(_sorted(lives_of_files(self.commits)))}
         self.story = {commit.label: commit for commit in catalogue.story()}
         held = [release for release in catalogue.releases() if release.files]
         self.releases = {release.version: release for release in held}
         self.before = {release.version: earlier for earlier, release in zip([None, *held], held, strict=False)}
+        self.months: dict[str, list[Commit]] = {month: [] for month in by_month(self.commits)}
+        for commit in self.commits:
+            self.months.get(day(commit)[:7], []).append(commit)
         self.shows_diff = False
+        self.in_ascii = ascii_only()  # asked now: later, stdout is not the terminal
 
     # --- the screen
 
     def compose(self) -> ComposeResult:
-        """The line of the source, the four lists, the pane of text, the search line, the keys."""
+        """The line of the source, the five lists, the pane of text, the search line, the keys."""
         yield Static(self._where(), id="where", markup=False)
         with Container(id="body"):
             with TabbedContent(initial="commits"):
-                for name in ("commits", "files", "story", "releases"):
+                for name in LISTS:
                     with TabPane(name.capitalize(), id=name):
                         yield DataTable(id=f"{name}-list", cursor_type="row", zebra_stripes=False)
             with VerticalScroll(id="pane", can_focus=True):
                 yield Static(id="text", markup=False)
         yield Input(placeholder="words of the title, a file, #PR, a day (2026-06) or a hash", id="search")
-        yield Footer()
+        yield Footer(compact=True)  # with all keys in 80 columns
 
     def on_mount(self) -> None:
         """Fills the lists. The newest commit is the first row; the story begins at its beginning."""
         self._fill("commits", ("Day", "PR", "+", "-", "Title"), [self._commit_row(c) for c in reversed(self.commits)])
-        self._fill("files", ("Commits", "From", "To", "File"), [_file_row(life) for life in self.files.values()])
+        self._fill(
+            "files", ("Commits", "From", "To", "File"), [_file_row(key, life) for key, life in self.files.items()]
+        )
         self._fill("story", ("", "Day", "PR", "Title"), [_story_row(commit) for commit in self.story.values()])
         most = max((sum(release.files.values()) for release in self.releases.values()), default=1)
-        rows = [_release_row(release, most) for release in reversed(self.releases.values())]
+        rows = [_release_row(release, most, self.in_ascii) for release in reversed(self.releases.values())]
         self._fill("releases", ("Release", "Day", "Files", "Lines", ""), rows)
+        most = max(map(len, self.months.values()), default=1)
+        months = [
+            _month_row(month, len(commits), most, self.in_ascii) for month, commits in reversed(self.months.items())
+        ]
+        self._fill("months", ("Month", "Commits", ""), months)
         self.query_one("#commits-list").focus()
 
     def _fill(self, name: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> None:
@@ -158,12 +151,12 @@ class Explorer(App[None]):
             table.add_columns(*columns)
         table.clear()
         for key, cells in rows:
-            table.add_row(*(Text(_line(cell), no_wrap=True) for cell in cells), key=key)
+            table.add_row(*(Text(shown(cell), no_wrap=True) for cell in cells), key=key)
 
     def _where(self) -> str:
         clone = self.source.clone
         if clone:
-            return _line(f"{clone.folder}, {clone.main.name}: {len(self.commits)} commits of {DIRECTORY}")
+            return shown(f"{clone.folder}, {clone.main.name}: {len(self.commits)} commits of {DIRECTORY}")
         return f"catalogue, to {catalogue.reach().date}: {len(self.commits)} commits of {DIRECTORY}; no clone, no diffs"
 
     def _commit_row(self, commit: Commit) -> tuple[str, Sequence[str]]:
@@ -187,9 +180,13 @@ class Explorer(App[None]):
 
     @on(DataTable.RowSelected)
     def follow_row(self, event: DataTable.RowSelected) -> None:
-        """Enter or a click: of a file the commits that touched it, of anything else the text."""
-        if self._tab == "files" and event.row_key.value is not None:
-            self._search_for(f"{PurePosixPath(DIRECTORY).name}/{event.row_key.value}")
+        """Enter or a click: of a file the commits that touched it, of a month its commits, of all else the text."""
+        key = event.row_key.value
+        if self._tab == "files" and key is not None:
+            folder = PurePosixPath(DIRECTORY).parent
+            self._search_for("|".join(path.removeprefix(f"{folder}/") for path in self.files[key].paths))
+        elif self._tab == "months" and key is not None:
+            self._search_for(key)
         else:
             self.query_one("#pane").focus()
 
@@ -215,6 +212,8 @@ class Explorer(App[None]):
             self._tell(_about_file(self.files[key]))
         elif self._tab == "releases":
             self._tell(_about_release(self.releases[key], self.before[key]))
+        elif self._tab == "months":
+            self._tell(_about_month(key, self.months[key]))
         elif self._tab == "story":
             told = self.story[key]
             self._tell_commit(told.hash, _about_story(told))
@@ -304,11 +303,6 @@ class Explorer(App[None]):
         self._list.focus()
 
 
-def commits_of(source: Source) -> list[Commit]:
-    """The folder's commits, the oldest first: the clone's, or the catalogue's where there is no clone."""
-    return read_commits(source.clone) if source.clone else list(catalogue.commits())
-
-
 def _paths(commit: Commit) -> Iterator[str]:
     for change in commit.changes:
         yield change.path
@@ -316,24 +310,35 @@ def _paths(commit: Commit) -> Iterator[str]:
             yield change.old_path
 
 
-def _file_row(life: FileLife) -> tuple[str, Sequence[str]]:
-    first, last = life.commits[0].author_date[:10], life.commits[-1].author_date[:10]
-    return life.name, (f"{len(life.commits):>7}", first, last if life.last_status == "D" else "", life.name)
+def _sorted(lives: Iterable[FileLife]) -> list[FileLife]:
+    return sorted(lives, key=lambda life: (life.paths[-1].lower(), life.alive))
+
+
+def _name(path: str) -> str:
+    return path.removeprefix(f"{DIRECTORY}/")
+
+
+def _file_row(key: str, life: FileLife) -> tuple[str, Sequence[str]]:
+    first, last = life.events[0].author_date[:10], life.events[-1].author_date[:10]
+    return key, (f"{len(life.events):>7}", first, "" if life.alive else last, _name(life.paths[-1]))
+
+
+def _month_row(month: str, commits: int, most: int, in_ascii: bool) -> tuple[str, Sequence[str]]:
+    return month, (month, f"{commits:>7}", bar(round(commits / most * BAR), in_ascii))
 
 
 def _story_row(commit: StoryCommit) -> tuple[str, Sequence[str]]:
     return commit.label, (commit.label, commit.author_date, _pr(commit.pr), commit.subject)
 
 
-def _release_row(release: Release, most: int) -> tuple[str, Sequence[str]]:
+def _release_row(release: Release, most: int, in_ascii: bool) -> tuple[str, Sequence[str]]:
     lines = sum(release.files.values())
-    bar = "█" * round(lines / most * BAR)
     return release.version, (
         release.version,
         release.committer_date[:10],
         f"{len(release.files):>5}",
         f"{lines:>5}",
-        bar,
+        bar(round(lines / most * BAR), in_ascii),
     )
 
 
@@ -342,7 +347,7 @@ def _about_commit(commit: Commit) -> Text:
     text.append(f"{printable(commit.subject)}\n\n", "bold")
     text.append(f"commit    {commit.hash}\nauthored  {commit.author_date}\ncommitted {commit.committer_date}\n")
     if commit.pr:
-        text.append("pull      ").append(f"{REPOSITORY}/pull/{commit.pr}\n", f"link {REPOSITORY}/pull/{commit.pr}")
+        text.append("pull      ").append(f"{pr_link(commit.pr)}\n", f"link {pr_link(commit.pr)}")
     if commit.lines_added is not None:
         text.append(f"lines     +{commit.lines_added} -{commit.lines_deleted} in the folder\n")
     if commit.boundary:
@@ -359,7 +364,7 @@ def _about_story(told: StoryCommit) -> Text:
     text = Text()
     text.append(f"{told.label}. {printable(told.subject)}\n", "bold")
     text.append(f"{told.author_date}  {told.hash}  ")
-    text.append(f"#{told.pr}\n\n", f"link {REPOSITORY}/pull/{told.pr}")
+    text.append(f"#{told.pr}\n\n", f"link {pr_link(told.pr)}")
     text.append(f"{told.why}.\n\n", "italic")
     said = commentary()[told.label]
     text.append("\n\n".join(said.paragraphs) + "\n\n")
@@ -374,10 +379,21 @@ def _about_story(told: StoryCommit) -> Text:
 
 def _about_file(life: FileLife) -> Text:
     text = Text()
-    text.append(f"{printable(life.name)}\n\n", "bold")
-    text.append(f"{len(life.commits)} commits; Enter lists them\n\n")
-    for commit in reversed(life.commits):
-        text.append(f"{commit.author_date[:10]}  {_pr(commit.pr):>6}  {_line(commit.subject)}\n")
+    text.append(f"{shown(_name(life.paths[-1]))}\n", "bold")
+    for path in life.paths[-2::-1]:
+        text.append(f"before: {shown(_name(path))}\n")
+    text.append(f"\n{plural(len(life.events), 'commit')}; Enter lists {'it' if len(life.events) == 1 else 'them'}\n\n")
+    for event in reversed(life.events):
+        text.append(f"{event.author_date[:10]}  {_pr(event.pr):>6}  {shown(event.subject)}\n")
+    return text
+
+
+def _about_month(month: str, commits: Sequence[Commit]) -> Text:
+    text = Text()
+    text.append(f"{month}\n\n", "bold")
+    text.append(f"{plural(len(commits), 'commit')}; Enter lists {'it' if len(commits) == 1 else 'them'}\n\n")
+    for commit in reversed(commits):
+        text.append(f"{day(commit)}  {_pr(commit.pr):>6}  {shown(commit.subject)}\n")
     return text
 
 
@@ -402,27 +418,17 @@ def _about_release(release: Release, before: Release | None) -> Text:
 
 def _patch(patch: str) -> Text:
     """A patch with its lines in the colours that people know."""
-    lines = patch.splitlines()
+    lines = patch.removesuffix("\n").split("\n")
     text = Text("\n")
-    for line in lines[:LONGEST_PATCH]:
-        text.append(f"{printable(line)}\n", _style_of(line))
+    for segment in coloured(lines[:LONGEST_PATCH]):
+        text.append(segment.text, segment.style)
     if len(lines) > LONGEST_PATCH:
         text += _note(f"{len(lines) - LONGEST_PATCH} more lines: refspec history show prints them all")
     return text
 
 
-def _style_of(line: str) -> str:
-    if line.startswith(("diff ", "+++", "---", "index ", "new file", "deleted file", "rename ", "similarity ")):
-        return "bold"
-    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
-
-
 def _note(words: str) -> Text:
     return Text(f"\n{printable(words)}\n", "dim")
-
-
-def _line(text: str) -> str:
-    return printable(" ".join(text.split("\n")).replace("\t", " "))
 
 
 def _pr(number: int | None) -> str:
