@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 from typing import Any
 
-from refspec.cli.command_line import UsageError
 from refspec.cli.history.output import shown
 from refspec.history import catalogue
-from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, FileChange
+from refspec.history.catalogue import REPOSITORY, Commit, FileChange
 from refspec.history.clone import LacksError
 from refspec.history.sources import Source
-
-
-def path_option(path: str) -> str:
-    """What --path says: a path within the repository, as git has it. Raises UsageError for one that leads out of it."""
-    normal = posixpath.normpath(path)
-    if posixpath.isabs(normal) or normal.split("/")[0] == ".." or {"\0", "\n"} & set(normal):
-        raise UsageError(f"--path is a path in SGLang's repository, as {DIRECTORY}, not '{path}'")
-    return normal
 
 
 def pr_link(number: int) -> str:

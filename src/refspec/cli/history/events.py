@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from refspec.cli.history.output import shown
+from refspec.cli.history.output import cut, shown
 from refspec.history.clone import Clone
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from refspec.history.symbols import Event
+
 NARROW = 72  # columns; below, a title has a line of its own
+# In Chinese, as in scripts/spec-symbol.sh.
+WORDS = {
+    "born": "出生",
+    "there already": "已有定义",
+    "back": "恢复",
+    "came": "移入",
+    "left": "移出",
+    "changed": "改动",
+    "moved": "移动",
+    "renamed from": "改名",
+    "renamed to": "改名",
+    "died": "消亡",
+    "class": "类",
+    "function": "函数",
+    "name": "变量",
+}
+_QUIET = ("changed", "改动")  # what happens most
+_BREAK = "\n"
 
 
 @dataclass(frozen=True)
@@ -54,29 +74,52 @@ def print_events(out: Console, rows: Sequence[Row]) -> None:
             text.append(f" {deleted:>{minus_width}}" if deleted or not narrow else "", "red")
         else:
             text.append("" if narrow else " " * (width - cell_len(row.word)))
-        text.append(f"{before_title}{_cut(shown(row.subject), room, ascii_only)}\n")
+        text.append(f"{before_title}{cut(shown(row.subject), room, ascii_only)}\n")
         for note in row.notes:
             fits = len(indent) + cell_len(note) <= columns
             text.append(f"{indent}{note if fits else note.replace(' -> ', f'{_BREAK}{indent}-> ')}\n", "cyan")
     out.print(text, soft_wrap=True, end="")
 
 
-_QUIET = ("changed", "改动")
-_BREAK = "\n"
-
-
-def _cut(text: str, columns: int, ascii_only: bool) -> str:
-    from rich.cells import cell_len, set_cell_size
-
-    if cell_len(text) <= columns:
-        return text
-    end = "..." if ascii_only else "…"
-    return set_cell_size(text, columns - len(end)).rstrip() + end
-
-
-def inside(path: str, folder: str) -> str:
+def below(path: str, folder: str) -> str:
     """A path as it is shown: without the folder, if it is in it."""
     return shown(path.removeprefix(f"{folder}/"))
+
+
+def word_of(event: Event, spoken: Literal["en", "zh"]) -> str:
+    """What happened, as it is shown."""
+    if spoken == "zh":
+        return WORDS[event.what]
+    return "renamed" if event.what.startswith("renamed") else event.what
+
+
+def notes_of(event: Event, folder: str, chinese: bool) -> list[str]:
+    """Where from, where to."""
+    if event.other is None:
+        return []
+    other, here = below(event.other.path, folder), below(event.place.path, folder)
+    if event.other.name != event.place.name:
+        other, here = f"{other}:{shown(event.other.name)}", f"{here}:{shown(event.place.name)}"
+    if event.what == "born":
+        return [f"与 {other} 几乎相同" if chinese else f"much like the one in {other}"]
+    leaves = event.what in ("renamed to", "left")
+    return [f"{here} -> {other}" if leaves else f"{other} -> {here}"]
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """What is known of an event, for --json, but for the definition's text."""
+    return {
+        "hash": event.hash,
+        "author_date": event.author_date,
+        "committer_date": event.committer_date,
+        "pr": event.pr,
+        "subject": event.subject,
+        "what": event.what,
+        "place": asdict(event.place),
+        "other": asdict(event.other) if event.other else None,
+        "lines_added": event.lines_added,
+        "lines_deleted": event.lines_deleted,
+    }
 
 
 def say_begins(clone: Clone, commit: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refspec.cli.history.events import Row, inside, origin, print_events, say_begins
+from refspec.cli.history.events import Row, below, origin, print_events, say_begins
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY, reach
@@ -61,9 +61,9 @@ def _print(out: Console, life: FileLife, everywhere: bool) -> None:
     """everywhere: is what happened beyond the folder known too?"""
     from rich.text import Text
 
-    out.print(Text(inside(life.paths[-1], DIRECTORY), "bold"), soft_wrap=True)
+    out.print(Text(below(life.paths[-1], DIRECTORY), "bold"), soft_wrap=True)
     for path in life.paths[-2::-1]:
-        out.print(f"before: {inside(path, DIRECTORY)}", soft_wrap=True)
+        out.print(f"before: {below(path, DIRECTORY)}", soft_wrap=True)
     first, last = life.events[0], life.events[-1]
     end = "still there" if life.alive else f"deleted {last.author_date[:10]}"
     if not everywhere and not life.paths[-1].startswith(f"{DIRECTORY}/"):
@@ -71,8 +71,8 @@ def _print(out: Console, life: FileLife, everywhere: bool) -> None:
     number = f"{len(life.events)} commit{'' if len(life.events) == 1 else 's'}"
     out.print(f"{first.what} {first.author_date[:10]}, {number}, {end}", soft_wrap=True)
     for names in life.others:
-        became = f", which became {', then '.join(inside(name, DIRECTORY) for name in names[1:])}" if names[1:] else ""
-        out.print(f"another file had that name too: {shown(inside(names[0], DIRECTORY))}{became}", soft_wrap=True)
+        became = f", which became {', then '.join(below(name, DIRECTORY) for name in names[1:])}" if names[1:] else ""
+        out.print(f"another file had that name too: {shown(below(names[0], DIRECTORY))}{became}", soft_wrap=True)
     out.print()
     print_events(out, [_row(event) for event in life.events])
     out.print()
@@ -81,9 +81,9 @@ def _print(out: Console, life: FileLife, everywhere: bool) -> None:
 def _row(event: FileEvent) -> Row:
     notes = []
     if event.old_path is not None:
-        notes.append(f"{inside(event.old_path, DIRECTORY)} -> {inside(event.path, DIRECTORY)}")
-    notes += [f"split: {flow.lines} lines went to {inside(flow.path, DIRECTORY)}" for flow in event.went_to]
-    notes += [f"split: {flow.lines} lines came from {inside(flow.path, DIRECTORY)}" for flow in event.came_from]
+        notes.append(f"{below(event.old_path, DIRECTORY)} -> {below(event.path, DIRECTORY)}")
+    notes += [f"split: {flow.lines} lines went to {below(flow.path, DIRECTORY)}" for flow in event.went_to]
+    notes += [f"split: {flow.lines} lines came from {below(flow.path, DIRECTORY)}" for flow in event.came_from]
     return Row(
         event.author_date[:10],
         event.hash,

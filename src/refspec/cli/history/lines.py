@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.events import origin, say_begins, say_unseen
+from refspec.cli.history.events import event_json, notes_of, origin, say_begins, say_unseen, word_of
 from refspec.cli.history.options import ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
-from refspec.cli.history.symbol import event_json, notes_of, word
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import HistoryError
 from refspec.printable import printable
@@ -88,7 +87,7 @@ def _print(out: Console, found: FunctionLines) -> None:
         head = Text(event.author_date[:10]).append(f"  {event.hash[:10]}", "yellow")
         out.print(head.append(f"  {shown(event.subject)}", "bold"), soft_wrap=True)
         if event.what != "changed":
-            notes = [word(event, "en"), *notes_of(event, DIRECTORY, False)]
+            notes = [word_of(event, "en"), *notes_of(event, DIRECTORY, False)]
             out.print(Text(": ".join(notes), "cyan"), soft_wrap=True)
         if diff and event.what != "there already":
             segments = [Segment(f"{printable(line)}\n", styles.get(line[:1])) for line in diff.split("\n")]

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.events import Row, inside, origin, print_events, say_begins, say_unseen
+from refspec.cli.history.events import (
+    WORDS,
+    Row,
+    below,
+    event_json,
+    notes_of,
+    origin,
+    print_events,
+    say_begins,
+    say_unseen,
+    word_of,
+)
 from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, repository_path, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY
@@ -19,21 +30,11 @@ if TYPE_CHECKING:
 
     from refspec.history.symbols import Event, Life, SymbolHistory
 
-# Chinese as in scripts/spec-symbol.sh.
-WORDS = {
-    "born": "出生",
-    "there already": "已有定义",
-    "back": "恢复",
-    "came": "移入",
-    "left": "移出",
-    "changed": "改动",
-    "moved": "移动",
-    "renamed from": "改名",
-    "renamed to": "改名",
-    "died": "消亡",
-    "class": "类",
-    "function": "函数",
-    "name": "变量",
+_LONG = {
+    "came": "came from elsewhere",
+    "left": "left the folder",
+    "renamed from": "renamed from another name",
+    "renamed to": "renamed",
 }
 
 
@@ -96,29 +97,13 @@ def _document(history: SymbolHistory) -> dict[str, Any]:
     }
 
 
-def event_json(event: Event) -> dict[str, Any]:
-    """What is known of an event, for --json, but for the definition's text."""
-    return {
-        "hash": event.hash,
-        "author_date": event.author_date,
-        "committer_date": event.committer_date,
-        "pr": event.pr,
-        "subject": event.subject,
-        "what": event.what,
-        "place": asdict(event.place),
-        "other": asdict(event.other) if event.other else None,
-        "lines_added": event.lines_added,
-        "lines_deleted": event.lines_deleted,
-    }
-
-
 def _print(out: Console, history: SymbolHistory, spoken: Literal["en", "zh"]) -> None:
     from rich.text import Text
 
     chinese = spoken == "zh"
     for life in history.lives:
         kind = WORDS[life.kind] if chinese else life.kind
-        where = inside(life.place.path, history.path)
+        where = below(life.place.path, history.path)
         heading = f"{kind} {life.place.name}（{where}）" if chinese else f"{kind} {life.place.name} in {where}"
         out.print(Text(shown(heading), "bold"), soft_wrap=True)
         out.print(Text(_summary(life, spoken)), soft_wrap=True)
@@ -141,7 +126,7 @@ def _print_mentions(out: Console, history: SymbolHistory, chinese: bool) -> None
         number = f"提及 {mention.number} 次" if chinese else f"{mention.number} mentions"
         line = f"{word}  {mention.author_date[:10]}  {mention.hash[:10]}  {number}  {shown(mention.subject)}"
         out.print(line, no_wrap=True, overflow="ellipsis")
-    files = ", ".join(inside(path, history.path) for path in history.mentioned_in)
+    files = ", ".join(below(path, history.path) for path in history.mentioned_in)
     if chinese:
         out.print(f"现在提及它的：{files}" if files else "现在无处提及", soft_wrap=True)
     else:
@@ -155,8 +140,8 @@ def _summary(life: Life, spoken: Literal["en", "zh"]) -> str:
     changes = sum(event.what == "changed" for event in life.events)
     moves = sum(event.what == "moved" for event in life.events)
     if spoken == "zh":
-        begin = f"{first.author_date[:10]} {word(first, spoken)}"
-        end = "至今仍在" if life.alive else f"{last.author_date[:10]} {word(last, spoken)}"
+        begin = f"{first.author_date[:10]} {word_of(first, spoken)}"
+        end = "至今仍在" if life.alive else f"{last.author_date[:10]} {word_of(last, spoken)}"
         return f"{begin}，改动 {changes} 次，{f'移动 {moves} 次，' if moves else ''}{end}"
     begin, end = _LONG.get(first.what, first.what), _LONG.get(last.what, last.what)
     parts = [f"{begin} {first.author_date[:10]}", f"changed {_times(changes)}" if changes else "never changed"]
@@ -166,45 +151,17 @@ def _summary(life: Life, spoken: Literal["en", "zh"]) -> str:
     return ", ".join(parts)
 
 
-_LONG = {
-    "came": "came from elsewhere",
-    "left": "left the folder",
-    "renamed from": "renamed from another name",
-    "renamed to": "renamed",
-}
-
-
 def _times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
-
-
-def word(event: Event, spoken: Literal["en", "zh"]) -> str:
-    """What happened, as it is shown."""
-    if spoken == "zh":
-        return WORDS[event.what]
-    return "renamed" if event.what.startswith("renamed") else event.what
 
 
 def _row(event: Event, folder: str, spoken: Literal["en", "zh"]) -> Row:
     return Row(
         event.author_date[:10],
         event.hash,
-        word(event, spoken),
+        word_of(event, spoken),
         event.lines_added,
         event.lines_deleted,
         event.subject,
         notes_of(event, folder, spoken == "zh"),
     )
-
-
-def notes_of(event: Event, folder: str, chinese: bool) -> list[str]:
-    """Where from, where to."""
-    if event.other is None:
-        return []
-    other, here = inside(event.other.path, folder), inside(event.place.path, folder)
-    if event.other.name != event.place.name:
-        other, here = f"{other}:{shown(event.other.name)}", f"{here}:{shown(event.place.name)}"
-    if event.what == "born":
-        return [f"与 {other} 几乎相同" if chinese else f"much like the one in {other}"]
-    leaves = event.what in ("renamed to", "left")
-    return [f"{here} -> {other}" if leaves else f"{other} -> {here}"]
