@@ -18,6 +18,7 @@ from rich.text import Text
 
 from refspec.chapters import CourseError
 from refspec.cli.command_line import UsageError, shows_progress
+from refspec.cli.diff_colours import styled
 from refspec.cli.render import plural
 from refspec.cli.whole_file import whole_file
 from refspec.grader.exercise import HINTS, Exercise, all_exercises, find_exercise, select_exercises
@@ -202,9 +203,9 @@ def hint(
     console.print(f"{exercise.title}, hint {number} of {len(HINTS)}: {HINTS[number - 1]}\n", style="bold", markup=False)
     if passed:
         console.print("Your file passes as it is. This is how the package's own function differs from it:\n")
-    styles = {"+": "green", "-": "red", "@": "dim"} if is_diff else {}
-    for line in text.splitlines():
-        console.print(Text(line, style=styles.get(line[:1], "")), soft_wrap=True)
+    lines = text.splitlines()
+    for line, style in styled(lines) if is_diff else ((line, "") for line in lines):
+        console.print(Text(line, style=style), soft_wrap=True)
     if not is_diff:
         console.print(f"\nMore: refspec hint {exercise.id} {number + 1}", style="dim")
 

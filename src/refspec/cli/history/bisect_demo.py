@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError
+from refspec.cli.diff_colours import styled
 from refspec.cli.history.options import Json, Pager
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history import bisect_demo as lessons
@@ -195,6 +196,5 @@ def _code(out: Console, text: str) -> None:
 
 
 def _diff(out: Console, text: str) -> None:
-    for line in text.splitlines():
-        style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+    for line, style in styled(text.splitlines()):
         out.print(f"    {shown(line)}".rstrip(), style=style, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from refspec.cli.history.output import shown
 from refspec.history import catalogue
-from refspec.history.catalogue import REPOSITORY, Commit, FileChange
+from refspec.history.catalogue import DIRECTORY, REPOSITORY, Commit, FileChange
 from refspec.history.clone import LacksError
 from refspec.history.sources import Source
 

@@ -11,9 +11,9 @@ from refspec.cli.command_line import UsageError
 from refspec.cli.history.events import event_json, notes_of, origin, say_begins, say_unseen, word_of
 from refspec.cli.history.options import ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.patch_view import coloured
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import HistoryError
-from refspec.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,15 +73,13 @@ def _document(found: FunctionLines) -> dict[str, Any]:
 
 
 def _print(out: Console, found: FunctionLines) -> None:
-    from rich.segment import Segment, Segments
-    from rich.style import Style
+    from rich.segment import Segments
     from rich.text import Text
 
     where = " and ".join(f"{first}-{last}" for first, last in found.ranges)
     number = f"{len(found.changes)} commit{'' if len(found.changes) == 1 else 's'}"
     out.print(Text(shown(f"{found.place.name} in {found.place.path}"), "bold"), soft_wrap=True)
     out.print(f"lines {where} at {found.commit[:10]}: {number}", soft_wrap=True)
-    styles = {"+": Style(color="green"), "-": Style(color="red"), "@": Style(color="cyan")}
     for event, diff in found.changes:
         out.print()
         head = Text(event.author_date[:10]).append(f"  {event.hash[:10]}", "yellow")
@@ -90,6 +88,5 @@ def _print(out: Console, found: FunctionLines) -> None:
             notes = [word_of(event, "en"), *notes_of(event, DIRECTORY, False)]
             out.print(Text(": ".join(notes), "cyan"), soft_wrap=True)
         if diff and event.what != "there already":
-            segments = [Segment(f"{printable(line)}\n", styles.get(line[:1])) for line in diff.split("\n")]
-            out.print(Segments(segments), crop=False, end="")
+            out.print(Segments(list(coloured(diff.split("\n")))), crop=False, end="")
     out.print()

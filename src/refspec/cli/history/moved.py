@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from refspec.cli.diff_colours import styled
 from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY
@@ -119,8 +120,7 @@ def _show_matches(out: Console, title: str, matches: Sequence[Match], folded: in
             _indented(out, 2, " -> ".join(_unique(part.removeprefix(below) for part in pair)), "cyan")
         _indented(out, 4, _match_line(match))
         if diff and match.similarity < 1:
-            for line in match.diff():
-                style = {"+": "green", "-": "red", "@": "magenta"}.get(line[:1], "")
+            for line, style in styled(match.diff()):
                 _indented(out, 6, line.expandtabs(4), style)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from refspec.cli.diff_colours import styled
 from refspec.cli.history.output import shown
 from refspec.history.patches import FileDiff
 from refspec.printable import printable
@@ -49,12 +50,8 @@ def coloured(lines: Iterable[str]) -> Iterator[Segment]:
     from rich.segment import Segment
     from rich.style import Style
 
-    styles = {"+": Style(color="green"), "-": Style(color="red"), "@": Style(color="cyan")}
-    head = Style(bold=True)
-    in_head = False
-    for line in lines:
-        in_head = not line.startswith("@@ ") and (in_head or line.startswith("diff --git "))
-        yield Segment(printable(line), head if in_head else styles.get(line[:1]))
+    for line, style in styled(lines):
+        yield Segment(printable(line), Style.parse(style) if style else None)
         yield Segment.line()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from refspec.cli.diff_colours import styled
 from refspec.cli.history.commit_view import pr_link
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 WIDEST = 100  # columns that prose takes
 ROOM_FOR_NAMES = 60  # columns of a terminal; below that, items stand below their names
-COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 Which = Annotated[
     str | None, typer.Argument(metavar="[N]", help="A commit of the story: its label, PR or hash; default: the list.")
@@ -111,11 +111,10 @@ def _items(out: Console, told: Commentary) -> None:
 
 
 def _diff(out: Console, part: Excerpt) -> None:
-    for line in part.lines:
-        if line is None:
+    for kept, (line, style) in zip(part.lines, styled(line or "" for line in part.lines), strict=True):
+        if kept is None:
             out.print("...", style="dim")
         else:
-            style = "bold" if line.startswith(("diff ", "+++ ", "--- ")) else COLOURS.get(line[:1], "")
             out.print(printable(line), style=style, soft_wrap=True)
     if part.left_out:
         _prose(out, f"({part.left_out} more lines of this file: --full-diff)")
