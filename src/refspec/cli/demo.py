@@ -16,7 +16,7 @@ from rich.table import Table
 
 from refspec.cli.command_line import shows_progress
 from refspec.cli.generate import BACKENDS, announce_interpreter, one_of
-from refspec.cli.render import plural
+from refspec.cli.wording import plural
 from refspec.config import SamplingParams, SpecConfig
 
 if TYPE_CHECKING:

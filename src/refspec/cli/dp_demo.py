@@ -17,7 +17,7 @@ from rich.table import Table
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.demo import PROMPTS
 from refspec.cli.option_names import option_names
-from refspec.cli.render import plural
+from refspec.cli.wording import plural
 from refspec.config import SamplingParams, SpecConfig
 
 if TYPE_CHECKING:

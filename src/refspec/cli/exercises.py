@@ -19,8 +19,8 @@ from rich.text import Text
 from refspec.chapters import CourseError
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.diff_colours import styled
-from refspec.cli.render import plural
 from refspec.cli.whole_file import whole_file
+from refspec.cli.wording import plural
 from refspec.grader.exercise import HINTS, Exercise, all_exercises, find_exercise, select_exercises
 from refspec.grader.limits import Limits
 from refspec.grader.workspace import Workspace, WorkspaceError, find_workspace, read_file, submitted_file

@@ -23,9 +23,10 @@ from refspec.cli.algorithm import PLAIN, SPEC_FIELDS, algorithm_name, given_opti
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.option_names import option_names, with_option_names
 from refspec.cli.record import trace_writer
-from refspec.cli.render import plural, round_views
+from refspec.cli.render import round_views
 from refspec.cli.report import counts_table, most_telling, print_text, summary
 from refspec.cli.viewer import show_rounds
+from refspec.cli.wording import plural
 from refspec.config import MATCH_TYPES, SAMPLERS, SamplingParams, SpecConfig
 from refspec.trace import Round
 

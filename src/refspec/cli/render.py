@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from refspec.cli.wording import plural
 from refspec.trace import Round, Trace, TraceError, TreeRequest
 
 LONGEST_TOKEN = 18  # cells; longer ones are cut
@@ -359,8 +360,3 @@ def ranges(numbers: Sequence[int], glyphs: Glyphs) -> str:
 def counts(of: dict[str, int]) -> str:
     """name=count, with commas between."""
     return ", ".join(f"{name}={count}" for name, count in of.items())
-
-
-def plural(count: int, noun: str) -> str:
-    """The count and its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from refspec.cli.render import RoundView, plural
+from refspec.cli.render import RoundView
+from refspec.cli.wording import plural
 
 # One after the other, so that one sees which tokens came together; without colours, bold and plain are left.
 BLOCK_STYLES = ("bold cyan", "cyan")

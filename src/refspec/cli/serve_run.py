@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from refspec.cli.render import plural
 from refspec.cli.serve_view import News, ServeView, label
+from refspec.cli.wording import plural
 from refspec.config import SamplingParams
 from refspec.engine.compare import Difference, first_difference
 from refspec.engine.engine import Engine

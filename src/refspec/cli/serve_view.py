@@ -17,7 +17,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from refspec.cli.render import UNICODE, Glyphs, escaped, plural, shortened
+from refspec.cli.render import UNICODE, Glyphs, escaped, shortened
+from refspec.cli.wording import plural
 from refspec.contracts import ForwardMode
 from refspec.engine.watch import (
     Admitted,

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from refspec.cli.command_line import CommandLine, shows_progress
-from refspec.cli.render import plural
+from refspec.cli.wording import plural
 
 site_app = typer.Typer(cls=CommandLine, help="Build the course's site, or serve it.")
 

@@ -12,6 +12,7 @@ import typer
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.catalogue import CLAIM_LETTERS, Claim
 from refspec.history.claims.checking import CANNOT_SAY
@@ -183,7 +184,10 @@ def _sum_up(out: Console, where: Source, found: Sequence[Verdict], reasons: bool
     """How many came out how. reasons: say of one that could not be checked why; the others have like ones."""
     beyond = [one for one in found if one.beyond_git]
     if where.clone is None:
-        out.print(f"{_number(found)} as listed; nothing was checked: {where.why} ({HOW_TO_GET_ONE}).", soft_wrap=True)
+        out.print(
+            f"{plural(len(found), 'claim')} as listed; nothing was checked: {where.why} ({HOW_TO_GET_ONE}).",
+            soft_wrap=True,
+        )
         return
     checked = [one for one in found if one.agrees is not None]
     lacking = [one for one in found if one.finding and one.finding.verdict == CANNOT_SAY]
@@ -195,15 +199,11 @@ def _sum_up(out: Console, where: Source, found: Sequence[Verdict], reasons: bool
         said.append(f"{len(lacking)} that this clone cannot answer")
     if beyond:
         said.append(f"{len(beyond)} beyond git: {', '.join(one.claim.id for one in beyond)}")
-    for line in _wrapped(out, f"{_number(found)}: {'; '.join(said)}.", 0):
+    for line in _wrapped(out, f"{plural(len(found), 'claim')}: {'; '.join(said)}.", 0):
         out.print(line, soft_wrap=True)
     if reasons and lacking and lacking[0].finding:
         for line in _wrapped(out, f"{lacking[0].claim.id}: {lacking[0].finding.note}", 0):
             out.print(line, soft_wrap=True)
-
-
-def _number(found: Sequence[Verdict]) -> str:
-    return "1 claim" if len(found) == 1 else f"{len(found)} claims"
 
 
 def _document(where: Source, found: Sequence[Verdict]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import file_json, print_files, print_patches
+from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.patches import compare
 from refspec.history.revisions import find
@@ -64,10 +65,11 @@ def diff(
             for named in (old, new):
                 if named.note:
                     out.print(shown(named.note), style="bold", soft_wrap=True)
-            number = f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}"
             lines = f", +{added} -{deleted}" if found.whole else ""
             what = f"{shown(old.word)} ({old.hash[:10]}) to {shown(new.word)} ({new.hash[:10]})"
-            out.print(f"{what}, {', '.join(map(shown, given))}: {number}{lines}", soft_wrap=True)
+            out.print(
+                f"{what}, {', '.join(map(shown, given))}: {plural(len(found.files), 'file')}{lines}", soft_wrap=True
+            )
             print_files(out, found.files, DIRECTORY if given == [DIRECTORY] else "")
             if found.files and found.whole and not stat:
                 out.print()

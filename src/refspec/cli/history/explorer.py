@@ -21,7 +21,7 @@ from textual.worker import get_current_worker
 from refspec.cli.history.commit_view import pr_link
 from refspec.cli.history.output import ascii_only, bar, shown
 from refspec.cli.history.patch_view import coloured
-from refspec.cli.render import plural
+from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit, Release, StoryCommit
 from refspec.history.clone import Clone, HistoryError

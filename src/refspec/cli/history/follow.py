@@ -11,6 +11,7 @@ import typer
 from refspec.cli.history.events import Row, below, origin, print_events, say_begins
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY, reach
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def _print(out: Console, life: FileLife, everywhere: bool) -> None:
     end = "still there" if life.alive else f"deleted {last.author_date[:10]}"
     if not everywhere and not life.paths[-1].startswith(f"{DIRECTORY}/"):
         end = f"left the folder {last.author_date[:10]} (what became of it there, a clone knows)"
-    number = f"{len(life.events)} commit{'' if len(life.events) == 1 else 's'}"
-    out.print(f"{first.what} {first.author_date[:10]}, {number}, {end}", soft_wrap=True)
+    out.print(f"{first.what} {first.author_date[:10]}, {plural(len(life.events), 'commit')}, {end}", soft_wrap=True)
     for names in life.others:
         became = f", which became {', then '.join(below(name, DIRECTORY) for name in names[1:])}" if names[1:] else ""
         out.print(f"another file had that name too: {shown(below(names[0], DIRECTORY))}{became}", soft_wrap=True)

@@ -12,6 +12,7 @@ from refspec.cli.history.events import event_json, notes_of, origin, say_begins,
 from refspec.cli.history.options import ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import coloured
+from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import HistoryError
 
@@ -77,9 +78,8 @@ def _print(out: Console, found: FunctionLines) -> None:
     from rich.text import Text
 
     where = " and ".join(f"{first}-{last}" for first, last in found.ranges)
-    number = f"{len(found.changes)} commit{'' if len(found.changes) == 1 else 's'}"
     out.print(Text(shown(f"{found.place.name} in {found.place.path}"), "bold"), soft_wrap=True)
-    out.print(f"lines {where} at {found.commit[:10]}: {number}", soft_wrap=True)
+    out.print(f"lines {where} at {found.commit[:10]}: {plural(len(found.changes), 'commit')}", soft_wrap=True)
     for event, diff in found.changes:
         out.print()
         head = Text(event.author_date[:10]).append(f"  {event.hash[:10]}", "yellow")

@@ -20,6 +20,7 @@ from refspec.cli.history.options import (
     source_of,
 )
 from refspec.cli.history.output import UNBOUNDED, bar, cut, paged, plain, print_json, shown
+from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit
 from refspec.history.clone import HistoryError
@@ -169,7 +170,7 @@ def _main(source: Source) -> tuple[str, str]:
 
 def _last_line(source: Source, chosen: Sequence[Commit], of: int, lines: bool) -> str:
     """How many these are, who says so, and what could not be known."""
-    number = f"{of} commit{'' if of == 1 else 's'}" if len(chosen) == of else f"{len(chosen)} of {of} commits"
+    number = plural(of, "commit") if len(chosen) == of else f"{len(chosen)} of {of} commits"
     if source.clone is None:
         return f"{number} on main up to {catalogue.reach().date}, from the embedded catalogue ({source.why})"
     main, tip = _main(source)

@@ -10,6 +10,7 @@ import typer
 from refspec.cli.diff_colours import styled
 from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_of
 from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.paths import readable
 from refspec.printable import printable
@@ -80,7 +81,7 @@ def _show(out: Console, result: Comparison, commits: Sequence[str], path: str, d
     for title in commits:
         out.print(shown(title), style="bold")
     where = f"in {shown(path)}, from where paths are told" if path else "in the whole repository"
-    out.print(f"{_counted(len(result.files), 'Python file')} that differ{'s' * (len(result.files) == 1)} {where}")
+    out.print(f"{plural(len(result.files), 'Python file')} that differ{'s' * (len(result.files) == 1)} {where}")
     for fate, title in TITLES.items():
         matches = [m for m in result.of(fate) if m.differs or (fate != "unchanged" and not m.along)]
         folded = 0 if fate == "unchanged" else len(result.of(fate)) - len(matches)
@@ -102,7 +103,7 @@ def verdict(result: Comparison) -> str:
     if not any(number for fate, number in result.counts.items() if fate != "unchanged"):
         return "Nothing moved, and no tree changed."
     texts = {kind: sum(kind in match.differs for match in result.matches) for kind in ("docstring", "imports")}
-    but = " and ".join(f"{kind} of {_counted(number, 'definition')}" for kind, number in texts.items() if number)
+    but = " and ".join(f"{kind} of {plural(number, 'definition')}" for kind, number in texts.items() if number)
     return f"A pure move{', but for the ' + but if but else ''}."
 
 
@@ -130,7 +131,7 @@ def _match_line(match: Match) -> str:
     if match.similarity < 1:
         notes.append(f"{int(match.similarity * 100)}% alike")
     if match.members and match.fate in ("moved", "renamed", "moved and changed"):
-        notes.append(f"{match.members} definitions in it")
+        notes.append(f"{plural(match.members, 'definition')} in it")
     if match.differs:
         is_one = len(match.differs) == 1 and not match.differs[0].endswith("s")
         notes.append(" and ".join(match.differs) + (" differs" if is_one else " differ"))
@@ -169,10 +170,6 @@ def _indented(out: Console, columns: int, line: str, style: str = "") -> None:
 
 def _unique(parts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(parts))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _document(result: Comparison, old: str, new: str, path: str, diff: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from refspec.cli.history.commit_view import pr_link, read, title
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import cut, paged, print_json, shown
 from refspec.cli.history.patch_view import coloured
+from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit
 from refspec.history.clone import HistoryError, LacksError
@@ -211,7 +212,7 @@ def _print(out: Console, told: Compared, findings: Findings | None, lines: bool)
     if revert:
         _print_commit(out, "revert", revert, f"{_span(minutes(first, revert))} later")
         if findings and findings.inverse:
-            verdict = INVERSES.get(findings.inverse, f"not the inverse, by {_number(findings.differing, 'line')}")
+            verdict = INVERSES.get(findings.inverse, f"not the inverse, by {plural(findings.differing, 'line')}")
             out.print(f"{'':11}{verdict}", soft_wrap=True)
     _print_commit(out, "reland", second, f"{_span(minutes(revert or first, second))} later")
     out.print()
@@ -222,7 +223,7 @@ def _print(out: Console, told: Compared, findings: Findings | None, lines: bool)
     missing = [line for file in files for stretch in file.missing for line in stretch.lines]
     touched = sum(bool(file.missing) for file in files)
     out.print(
-        f"Lines changed in the reland alone: {len(missing)}, in {_number(touched, 'file')}; in both: "
+        f"Lines changed in the reland alone: {len(missing)}, in {plural(touched, 'file')}; in both: "
         f"{sum(file.shared for file in files)}; in the first try alone: {sum(len(file.dropped) for file in files)}.",
     )
     for file in files:
@@ -287,12 +288,8 @@ def _lines(commit: Commit) -> str:
     return "lines not known" if commit.lines_added is None else f"+{commit.lines_added} -{commit.lines_deleted}"
 
 
-def _number(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _span(whole: int) -> str:
     """Minutes up to three hours, then hours, then days."""
     if whole < 180:
-        return _number(whole, "minute")
-    return _number(whole // 60, "hour") if whole < 72 * 60 else _number(whole // 1440, "day")
+        return plural(whole, "minute")
+    return plural(whole // 60, "hour") if whole < 72 * 60 else plural(whole // 1440, "day")

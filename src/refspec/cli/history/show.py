@@ -11,6 +11,7 @@ from refspec.cli.history.commit_view import pr_link
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import file_json, print_files, print_patches
+from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.revisions import Named, find
 from refspec.history.show import Details, details
@@ -120,14 +121,10 @@ def _print_files(out: Console, found: Details) -> None:
         return
     files = found.comparison.files
     where = f" in {DIRECTORY}" if found.comparison.elsewhere is not None or found.kind == "unknown" else ""
-    out.print(f"{_files(len(files))}{where}{lines}", soft_wrap=True)
+    out.print(f"{plural(len(files), 'file')}{where}{lines}", soft_wrap=True)
     print_files(out, files, DIRECTORY if where else "")
     if found.comparison.elsewhere:
-        out.print(f"{_files(found.comparison.elsewhere)} elsewhere (--all-files)", style="dim", soft_wrap=True)
-
-
-def _files(number: int) -> str:
-    return f"{number} file{'' if number == 1 else 's'}"
+        out.print(f"{plural(found.comparison.elsewhere, 'file')} elsewhere (--all-files)", style="dim", soft_wrap=True)
 
 
 def _time(date: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json
 from refspec.cli.history.output import print_json, print_rows
+from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.clone import Clone
 from refspec.history.inspection import Kind, MainLineSeen, kind_of
@@ -42,7 +43,7 @@ def _kind(clone: Clone, kind: Kind) -> str:
     if kind.is_submodule:
         said.append("a submodule")
     if kind.is_shallow:
-        said.append(f"shallow (history is cut off at {len(clone.boundary)} commit{'s'[: len(clone.boundary) != 1]})")
+        said.append(f"shallow (history is cut off at {plural(len(clone.boundary), 'commit')})")
     if kind.filter:
         said.append(f"partial (--filter={kind.filter})")
     if kind.object_format != "sha1":
