@@ -18,7 +18,7 @@ from refspec.cli.main import app
 from refspec.history import moved as moved_module
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.definitions import units_of
-from refspec.history.moved import Comparison, compare_revisions, compare_sources
+from refspec.history.moved import Refactoring, compare_revisions, compare_sources
 from refspec.history.revisions import parent_of
 
 Run = Callable[..., Any]
@@ -33,11 +33,11 @@ def walk(tree, limit):
 """
 
 
-def compared(before: dict[str, str], after: dict[str, str]) -> Comparison:
+def compared(before: dict[str, str], after: dict[str, str]) -> Refactoring:
     return compare_sources(*({path: text.encode() for path, text in side.items()} for side in (before, after)))
 
 
-def fates(result: Comparison) -> dict[str, str]:
+def fates(result: Refactoring) -> dict[str, str]:
     """What each definition met with, by its name before, or after if it is new."""
     told = {f"{m.before.path}:{m.before.name}": f"{m.fate} {m.after.path}:{m.after.name}" for m in result.matches}
     told |= {f"{s.definition.path}:{s.definition.name}": "vanished" for s in result.vanished}

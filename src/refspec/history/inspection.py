@@ -42,7 +42,7 @@ class MainLineSeen:
 
 
 @dataclass(frozen=True)
-class Kind:
+class CloneKind:
     """What kind of clone it is. main is None if there is no commit."""
 
     is_bare: bool
@@ -86,13 +86,13 @@ class Examination:
         return all(finding.ok for finding in self.findings)
 
 
-def kind_of(clone: Clone) -> Kind:
+def kind_of(clone: Clone) -> CloneKind:
     """What kind of clone it is, and how far it reaches."""
     try:
         main = _main_line_seen(clone)
     except LacksError:
         main = None
-    return Kind(
+    return CloneKind(
         clone.is_bare,
         clone.is_linked,
         clone.is_submodule,

@@ -96,7 +96,7 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Refactoring:
     """Two revisions, compared. files: Python files that differ; other_files: how many others do."""
 
     files: tuple[str, ...]
@@ -141,7 +141,7 @@ class Comparison:
         return not self.reasons
 
 
-def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTORY) -> Comparison:
+def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTORY) -> Refactoring:
     """What became of the definitions under `path`, from one revision (a hash) to another.
 
     path: from the root, which itself is "". Only files that differ are read. Raises HistoryError if neither
@@ -163,7 +163,7 @@ def compare_revisions(clone: Clone, before: str, after: str, path: str = DIRECTO
     return compare_sources(*sides, other_files=len(changed) - len(python))
 
 
-def compare_sources(before: Files, after: Files, other_files: int = 0) -> Comparison:
+def compare_sources(before: Files, after: Files, other_files: int = 0) -> Refactoring:
     """What became of the definitions of one set of files in another."""
     with _without_collector():
         return _compare(before, after, other_files)
@@ -181,7 +181,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _compare(before: Files, after: Files, other_files: int) -> Comparison:
+def _compare(before: Files, after: Files, other_files: int) -> Refactoring:
     unread: dict[tuple[Revision, str], str] = {}
     units: dict[Revision, list[Unit]] = {"before": [], "after": []}
     for revision, files in _sides(before, after):
@@ -199,7 +199,7 @@ def _compare(before: Files, after: Files, other_files: int) -> Comparison:
     appeared = list(_singles(matcher.after, back, matcher.pairs))
     unknown = Counter(("after", single.definition.path) for single in vanished)
     unknown += Counter(("before", single.definition.path) for single in appeared)
-    return Comparison(
+    return Refactoring(
         tuple(sorted(before.keys() | after.keys())),
         other_files,
         tuple(matcher.matches()),

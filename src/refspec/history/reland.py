@@ -7,9 +7,7 @@ missing. A change whose file was moved or split in between is looked for in the 
 
 from __future__ import annotations
 
-import ast
 import re
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ from typing import Literal
 from refspec.history.catalogue import Commit
 from refspec.history.clone import Clone, LacksError
 from refspec.history.commits import pull_request
+from refspec.history.outline import Definition, parse
 from refspec.history.patches import EMPTY_TREE, Comparison, FileDiff, Line, compare
 
 # The pull requests that the course tells of: the first try, its revert, the reland.
@@ -261,7 +260,8 @@ class _Sources:
 
     def __init__(self, clone: Clone, files: Sequence[FileDiff]) -> None:
         blobs = sorted({blob for file in files for blob in (file.old_blob, file.new_blob) if file.path.endswith(".py")})
-        self._spans = {blob: _spans(text or b"") for blob, text in zip(blobs, clone.objects(*blobs), strict=True)}
+        contents = zip(blobs, clone.objects(*blobs), strict=True)
+        self._definitions = {blob: _definitions(content or b"") for blob, content in contents}
 
     def stretches(self, file: FileDiff, lines: Sequence[Line]) -> Iterator[Stretch]:
         """The lines, hunk by hunk."""
@@ -274,28 +274,14 @@ class _Sources:
                 yield Stretch(tuple(name for name in functions if name), tuple(chosen))
 
     def _function(self, file: FileDiff, line: Line) -> str:
-        spans = self._spans.get(file.old_blob if line.sign == "-" else file.new_blob, ())
-        around = [(last - first, name) for first, last, name in spans if first <= line.number <= last]
-        return min(around)[1] if around else ""
+        there = self._definitions.get(file.old_blob if line.sign == "-" else file.new_blob, ())
+        around = [one for one in there if one.first <= line.number <= one.last]
+        return min(around, key=lambda one: (one.last - one.first, one.name)).name if around else ""
 
 
-def _spans(source: bytes) -> list[tuple[int, int, str]]:
-    """First line, last line and qualified name of each function and class; nothing of what this Python cannot read."""
-    found: list[tuple[int, int, str]] = []
-
-    def visit(node: ast.AST, scope: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            name = scope
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                name = f"{scope}.{child.name}" if scope else child.name
-                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
-                found.append((first, child.end_lineno or first, name))
-            visit(child, name)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            visit(ast.parse(source), "")
-        except (SyntaxError, ValueError, RecursionError):
-            return []
-    return found
+def _definitions(source: bytes) -> list[Definition]:
+    """The functions and classes; none of what this Python cannot read."""
+    try:
+        return [definition for definition in parse(source) if definition.kind != "name"]
+    except SyntaxError:
+        return []

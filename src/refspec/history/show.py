@@ -17,7 +17,7 @@ from refspec.history.sources import Source
 
 _CANDIDATE = re.compile(r"\d(rc|a|b)\d+$")
 
-Kind = Literal["plain", "root", "merge", "boundary", "unknown"]
+Parentage = Literal["plain", "root", "merge", "boundary", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Details:
     author_date: str
     committer_date: str | None
     pr: int | None
-    kind: Kind
+    kind: Parentage
     parents: tuple[str, ...]
     author: str | None
     body: str | None
@@ -122,7 +122,9 @@ def _from_clone(
         said.decode(errors="replace").removesuffix("\0").split("\0", 5)
     )
     above = tuple(parents.split())
-    kind: Kind = "boundary" if hash_ in clone.boundary else "plain" if len(above) == 1 else "merge" if above else "root"
+    kind: Parentage = (
+        "boundary" if hash_ in clone.boundary else "plain" if len(above) == 1 else "merge" if above else "root"
+    )
     comparison = None
     lacks = []
     if kind == "boundary":

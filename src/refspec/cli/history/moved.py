@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from refspec.history.definitions import Definition
-    from refspec.history.moved import Comparison, Fate, Match, Single
+    from refspec.history.moved import Fate, Match, Refactoring, Single
 
 TITLES: dict[Fate, str] = {
     "unchanged": "In place, the same tree, another text",
@@ -76,7 +76,7 @@ def moved(
         raise typer.Exit(1)
 
 
-def _show(out: Console, result: Comparison, commits: Sequence[str], path: str, diff: bool) -> None:
+def _show(out: Console, result: Refactoring, commits: Sequence[str], path: str, diff: bool) -> None:
     below = f"{path}/" if path else ""
     for title in commits:
         out.print(shown(title), style="bold")
@@ -94,7 +94,7 @@ def _show(out: Console, result: Comparison, commits: Sequence[str], path: str, d
     out.print(NOT_COMPARED, style="dim")
 
 
-def verdict(result: Comparison) -> str:
+def verdict(result: Refactoring) -> str:
     """The answer, in a sentence."""
     if result.is_pure_move is None:
         return "A pure move? Not known: files could not be read."
@@ -172,7 +172,7 @@ def _unique(parts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(parts))
 
 
-def _document(result: Comparison, old: str, new: str, path: str, diff: bool) -> dict[str, Any]:
+def _document(result: Refactoring, old: str, new: str, path: str, diff: bool) -> dict[str, Any]:
     return {
         "before": old,
         "after": new,

@@ -10,7 +10,7 @@ from refspec.cli.history.output import print_json, print_rows
 from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.clone import Clone
-from refspec.history.inspection import Kind, MainLineSeen, kind_of
+from refspec.history.inspection import CloneKind, MainLineSeen, kind_of
 from refspec.history.sources import HOW_TO_GET_ONE, Source, find_source
 
 
@@ -26,7 +26,7 @@ def where(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_jso
         rows += [("Clone", f"{source.clone.folder} ({source.why})"), ("Git folder", str(source.clone.git_dir))]
         if kind.is_linked:
             rows.append(("belongs to", str(source.clone.common_dir)))
-        rows += [("Kind", _kind(source.clone, kind)), ("HEAD", _head(kind)), ("Main line", _main(kind.main))]
+        rows += [("CloneKind", _kind(source.clone, kind)), ("HEAD", _head(kind)), ("Main line", _main(kind.main))]
     else:
         rows.append(("Clone", f"{source.why} ({HOW_TO_GET_ONE})"))
     rows.append(("Catalogue", _catalogue(kind.main if kind else None)))
@@ -36,7 +36,7 @@ def where(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_jso
     print_rows(rows)
 
 
-def _kind(clone: Clone, kind: Kind) -> str:
+def _kind(clone: Clone, kind: CloneKind) -> str:
     said = ["bare" if kind.is_bare else "with a work tree"]
     if kind.is_linked:
         said = ["a linked work tree"]
@@ -51,7 +51,7 @@ def _kind(clone: Clone, kind: Kind) -> str:
     return ", ".join(said)
 
 
-def _head(kind: Kind) -> str:
+def _head(kind: CloneKind) -> str:
     if kind.head.branch is None:
         return f"detached at {kind.head.commit[:10]}" if kind.head.commit else "detached, at nothing that is there"
     name = kind.head.branch.removeprefix("refs/heads/")
@@ -76,7 +76,7 @@ def _catalogue(main: MainLineSeen | None) -> str:
     return f"{said}; the clone's main line lacks {main.behind} of them" if main.behind else f"{said}, as the clone does"
 
 
-def _document(source: Source, kind: Kind | None) -> dict[str, Any]:
+def _document(source: Source, kind: CloneKind | None) -> dict[str, Any]:
     clone = source.clone
     return {
         "clone": str(clone.folder) if clone else None,
