@@ -22,6 +22,7 @@ from refspec.history.directory import Snapshot, growth_at, growth_of_releases
 from refspec.history.sources import Source
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "spec-dir.sh"
+OTHERS = ["other files, not counted:"]
 BODY = "".join(f"line {n} of a file that is renamed later\n" for n in range(30))
 
 STEPS = [
@@ -118,11 +119,47 @@ def test_files_that_came_went_and_were_renamed(full: Path) -> None:
     assert (fourth.came, fourth.went, fourth.renamed) == ((), ("workers/tree.py",), {})
 
 
+<<<<<<< HEAD
 def test_a_number_is_a_pull_request(full: Path) -> None:
     found = growth_at(Source(Clone(full), ""), ["#77", "0.5.0", "#78"])
     assert [row.name for row in found.snapshots] == ["#77", "v0.5.0"]
     assert found.snapshots[0].commit == found.snapshots[1].commit
     assert found.lacking == ("#78",)
+=======
+def test_python_files_are_counted_and_others_named_apart(tmp_path: Path) -> None:
+    steps = [
+        Step("one", {f"{FOLDER}/info.py": BODY, f"{FOLDER}/table.py": BODY.upper()}, tags=("v0.5.2",)),
+        Step(
+            "two",
+            {
+                f"{FOLDER}/spec_info.py": BODY,
+                f"{FOLDER}/info.py": None,
+                f"{FOLDER}/table.txt": BODY.upper(),
+                f"{FOLDER}/table.py": None,
+                f"{FOLDER}/cpp/trie.cpp": "1;\n",
+                f"{FOLDER}/worker.py": "a\n",
+            },
+            tags=("v0.5.3",),
+        ),
+        Step("others alone", {f"{FOLDER}/cpp/trie.h": "2;\n"}, tags=("v0.5.4",)),
+    ]
+    make_history(tmp_path / "folder", steps)
+    _, second, third = growth_at(Source(Clone(tmp_path / "folder"), ""), ["0.5.2", "0.5.3", "0.5.4"]).snapshots
+    assert second.change() == (["worker.py"], ["table.py"], {"info.py": "spec_info.py"})
+    assert second.change(python=False) == (["cpp/trie.cpp", "table.txt"], [], {})
+    assert (third.came, third.changed) == (("cpp/trie.h",), False)
+    assert third.lines == 31
+    out = run("--clone", tmp_path / "folder", "--at", "0.5.2", "--at", "0.5.3").out
+    names = ["+ worker.py", "- table.py", "~ info.py -> spec_info.py", *OTHERS, "+ cpp/trie.cpp", "+ table.txt"]
+    assert "".join(f"            {name}\n" for name in names) in out
+    assert out.endswith(
+        "Files, workers and lines are of Python files.\n+ came, - went, ~ renamed, against the one before it.\n"
+    )
+    files = run("--clone", tmp_path / "folder", "--at", "0.5.4", "--files").out.splitlines()
+    assert [line.strip() for line in files if "spec_info" in line or "trie" in line or "other" in line] == [
+        *("30  spec_info.py", *OTHERS, "cpp/trie.cpp", "cpp/trie.h")
+    ]
+>>>>>>> 64ffe15 (dir: Python files are counted, others named apart, and signs explained)
 
 
 def test_revisions_in_any_order_and_twice_the_same_tree(full: Path) -> None:

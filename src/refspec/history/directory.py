@@ -33,6 +33,7 @@ class Snapshot:
     date: the author's day. source: "clone", "catalogue" or "wheel"; the last two know Python files alone. files: name
     below the folder -> lines, None where they are not known, and in the order of git's trees. came, went, renamed (old
     name -> new): against the snapshot before it; of the first one all None, for nothing is known of what was before.
+    They tell of all files; those that are counted are the Python files, see `change`.
     tree: the folder's, in the clone.
     """
 
@@ -62,9 +63,20 @@ class Snapshot:
         return sum(known) if len(known) == len(self.python_files) else None
 
     @property
+    def other_files(self) -> list[str]:
+        """Those that are counted nowhere. A catalogue and a wheel know none."""
+        return [name for name in self.files if not name.endswith(".py")]
+
+    def change(self, python: bool = True) -> tuple[list[str], list[str], dict[str, str]]:
+        """What came, went and was renamed of the Python files, or of the others."""
+        came, went = ([n for n in names or () if n.endswith(".py") == python] for names in (self.came, self.went))
+        renamed = {old: new for old, new in (self.renamed or {}).items() if new.endswith(".py") == python}
+        return came, went, renamed
+
+    @property
     def changed(self) -> bool:
-        """Has it other files than the one before it? The first one has."""
-        return self.came is None or bool(self.came or self.went or self.renamed)
+        """Has it other Python files than the one before it? The first one has."""
+        return self.came is None or any(self.change())
 
 
 @dataclass(frozen=True)
@@ -308,7 +320,7 @@ def _compared(snapshots: Sequence[Snapshot], renames: Renames) -> Iterator[Snaps
         for name in sorted(went) if came and not before.source == after.source == "wheel" else ():
             later = [by_git.get(name)] if by_git is not None else _renames_by_catalogue().get(name, [])
             target = next((target for target in later if target in came), None)
-            if target:
+            if target and target.endswith(".py") == name.endswith(".py"):
                 renamed[name] = target
                 came.remove(target)
         yield replace(after, came=tuple(sorted(came)), went=tuple(sorted(went - set(renamed))), renamed=renamed)

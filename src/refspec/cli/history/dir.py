@@ -26,6 +26,7 @@ from refspec.printable import printable
 LONGEST_BAR = 30
 ROOM_FOR_ALL = 60  # columns of a terminal; below that, days and workers are left out
 MARKS = {"clone": " ", "catalogue": "c", "wheel": "w"}
+OTHER_FILES = ("other files, not counted:", "其他文件，不计入：")
 FETCH_TAGS = f"git fetch --tags {REPOSITORY}"
 
 At = Annotated[
@@ -48,7 +49,10 @@ def dir_(
     pager: Pager = True,
     lang: Lang = None,
 ) -> None:
-    """How the folder grew: its files, workers and lines, by default at the releases that changed the set of files."""
+    """How the folder grew: its files, workers and lines, by default at the releases that changed the set of files.
+
+    Python files are counted, as scripts/spec-dir.sh does; others are named apart, where a clone knows them.
+    """
     if releases and (at or files):
         raise UsageError("--releases goes with neither --at nor --files")
     words = _Words(language(lang))
@@ -190,7 +194,7 @@ def _table(page: _Page, words: _Words, rows: tuple[Snapshot, ...], *, named: boo
         line += f"  {changes[row.name]:{widest}}  "
         page.add(line + page.bar(share, page.width - len(line)))
         if named:
-            _names(page, row, "  ")
+            _names(page, words, row, "  ")
 
 
 def _padded(text: str, width: int, right: bool = False) -> str:
@@ -207,21 +211,29 @@ def _revisions(page: _Page, words: _Words, rows: tuple[Snapshot, ...], *, with_f
         mark = MARKS[row.source] if mixed or row.source == "wheel" else " "
         facts = f"{indent}{row.date or '-':10} {mark} {(row.commit or '-')[:10]:10}  {words.lines(row):>12}  "
         page.add(facts + page.bar(share, page.width - len(facts)))
-        _names(page, row, indent)
+        _names(page, words, row, indent)
         if with_files:
-            for name, lines in row.files.items():
-                page.add(f"{indent}{'-' if lines is None else lines:>6}  {shown(name)}")
+            for name in row.python_files:
+                page.add(f"{indent}{'-' if row.files[name] is None else row.files[name]:>6}  {shown(name)}")
+            if row.other_files:
+                page.add(indent + words(*OTHER_FILES))
+            for name in row.other_files:
+                page.add(f"{indent}{'':6}  {shown(name)}")
 
 
-def _names(page: _Page, row: Snapshot, indent: str) -> None:
-    renamed = [f"{shown(old)} -> {shown(new)}" for old, new in (row.renamed or {}).items()]
-    for sign, names, colour in (
-        ("+", [shown(name) for name in row.came or ()], "green"),
-        ("-", [shown(name) for name in row.went or ()], "red"),
-        ("~", renamed, "yellow"),
-    ):
-        if names:
-            page.wrap("  ".join(names), f"{indent}{sign} ", f"{indent}  ", colour)
+def _names(page: _Page, words: _Words, row: Snapshot, indent: str) -> None:
+    """Which files came, went, were renamed: wrapped, or one a line where no width is known."""
+    for python in (True, False):
+        came, went, renamed = row.change(python)
+        if not python and (came or went or renamed):
+            page.add(indent + words(*OTHER_FILES))
+        for sign, names, colour in (
+            ("+", [shown(name) for name in came], "green"),
+            ("-", [shown(name) for name in went], "red"),
+            ("~", [f"{shown(old)} -> {shown(new)}" for old, new in renamed.items()], "yellow"),
+        ):
+            for part in names if page.width >= UNBOUNDED else ["  ".join(names)] * bool(names):
+                page.wrap(part, f"{indent}{sign} ", f"{indent}  ", colour)
 
 
 def _notes(
@@ -258,6 +270,17 @@ def _notes(
                 "Lines are not known where this clone lacks the contents.", "这个克隆里没有文件内容的地方，行数未知。"
             )
         )
+    if rows:
+        notes.append(
+            words("Files, workers and lines are of Python files.", "文件数、worker 数和行数只算 Python 文件。")
+        )
+    if all_shown and any(row.came is not None and row.changed for row in rows):
+        notes.append(
+            words(
+                "+ came, - went, ~ renamed, against the one before it.",
+                "+ 新增，- 删除，~ 重命名，与前一行相比。",
+            )
+        )
     if not all_shown:
         notes.append(
             words(
@@ -272,7 +295,7 @@ def _notes(
 
 
 def _change(row: Snapshot) -> str:
-    counts = (("+", row.came), ("-", row.went), ("~", row.renamed))
+    counts = zip("+-~", row.change(), strict=True)
     return " ".join(f"{sign}{len(names)}" for sign, names in counts if names)
 
 
