@@ -384,7 +384,7 @@ def test_the_list_needs_no_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_a_blobless_clone_says_what_it_lacks(repository: tuple[Path, list[str]], tmp_path: Path) -> None:
     blobless = Clone(clone(repository[0], tmp_path / "blobless", "--filter=blob:none", "--no-checkout"))
-    with pytest.raises(LacksError, match="without file contents"):
+    with pytest.raises(LacksError, match="lacks contents of files that are needed"):
         compare_at(blobless, "select_top_k_tokens", repository[1][1])
 
 

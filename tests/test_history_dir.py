@@ -119,13 +119,13 @@ def test_files_that_came_went_and_were_renamed(full: Path) -> None:
     assert (fourth.came, fourth.went, fourth.renamed) == ((), ("workers/tree.py",), {})
 
 
-<<<<<<< HEAD
 def test_a_number_is_a_pull_request(full: Path) -> None:
     found = growth_at(Source(Clone(full), ""), ["#77", "0.5.0", "#78"])
     assert [row.name for row in found.snapshots] == ["#77", "v0.5.0"]
     assert found.snapshots[0].commit == found.snapshots[1].commit
     assert found.lacking == ("#78",)
-=======
+
+
 def test_python_files_are_counted_and_others_named_apart(tmp_path: Path) -> None:
     steps = [
         Step("one", {f"{FOLDER}/info.py": BODY, f"{FOLDER}/table.py": BODY.upper()}, tags=("v0.5.2",)),
@@ -159,7 +159,6 @@ def test_python_files_are_counted_and_others_named_apart(tmp_path: Path) -> None
     assert [line.strip() for line in files if "spec_info" in line or "trie" in line or "other" in line] == [
         *("30  spec_info.py", *OTHERS, "cpp/trie.cpp", "cpp/trie.h")
     ]
->>>>>>> 64ffe15 (dir: Python files are counted, others named apart, and signs explained)
 
 
 def test_revisions_in_any_order_and_twice_the_same_tree(full: Path) -> None:

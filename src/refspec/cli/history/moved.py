@@ -65,8 +65,8 @@ def moved(
     if lacked := [file for file in result.unread if file.why == LACKED]:
         number, left = len({file.path for file in lacked}), sum(file.unknown for file in lacked)
         typer.echo(
-            f"refspec: this clone lacks contents of {_counted(number, 'Python file')} of {len(result.files)}, so "
-            f"{_counted(left, 'definition')} of the other revision may be unexplained{asked.remedy_for_contents()}",
+            f"refspec: this clone lacks contents of {plural(number, 'Python file')} of {len(result.files)}, so "
+            f"{plural(left, 'definition')} of the other revision may be unexplained{asked.remedy_for_contents()}",
             err=True,
         )
     for file in (file for file in result.unread if file.why != LACKED):
