@@ -122,14 +122,23 @@ def test_a_file_that_takes_the_name_of_one_that_was_renamed(tmp_path: Path) -> N
 
 
 def test_a_file_that_never_was_is_told_with_what_is_near(clone: Clone) -> None:
-    with pytest.raises(HistoryError, match=r"no file was ever called infos.py; there is info.py"):
+    with pytest.raises(
+        HistoryError, match=r"no file was ever called infos.py, in the folder or from the root; there is info.py"
+    ):
         follow(clone, "infos.py")
     with pytest.raises(HistoryError, match=r"no file was ever called --help"):
         follow(clone, "--help")
     with pytest.raises(
-        HistoryError, match=r"no file was ever called eagle_inf.py as far as the catalogue knows; .*eagle_info"
+        HistoryError, match=r"called eagle_inf.py, in .* or from the root as far as the catalogue knows; .*eagle_info"
     ):
         follow(None, "eagle_inf.py")
+
+
+def test_a_file_of_that_name_elsewhere_is_pointed_at(tmp_path: Path) -> None:
+    files = {f"{FOLDER}/llama_eagles.py": "1\n", "python/sglang/srt/models/llama_eagle.py": "2\n"}
+    make_history(tmp_path / "repository", [Step("one", dict(files))])
+    with pytest.raises(HistoryError, match=r"from the root; there is python/sglang/srt/models/llama_eagle.py$"):
+        follow(Clone(tmp_path / "repository"), "llama_eagle.py")
 
 
 def test_paths_and_titles_that_are_no_text(tmp_path: Path) -> None:

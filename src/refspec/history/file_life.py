@@ -131,7 +131,7 @@ def _meant(file: str, lives: Sequence[_Life], remedy: str) -> str:
     path, near = file_meant(file, (path for life in lives for path in life.paths))
     if path is None:
         hint = f"; there is {', '.join(near)}" if near else ""
-        raise HistoryError(f"no file was ever called {file}{remedy}{hint}")
+        raise HistoryError(f"no file was ever called {file}, in the folder or from the root{remedy}{hint}")
     return path
 
 

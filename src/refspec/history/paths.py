@@ -34,7 +34,7 @@ def readings(file: str) -> tuple[str, str]:
 def file_meant(file: str, known: Iterable[str]) -> tuple[str | None, list[str]]:
     """The one of the known paths that `file` stands for: by its readings, or the only one in the folder that ends so.
 
-    Else None, and up to four names in the folder that may be meant.
+    Else None, and up to four that may be meant: names in the folder, or whole paths of files elsewhere.
     """
     from difflib import get_close_matches
 
@@ -48,7 +48,8 @@ def file_meant(file: str, known: Iterable[str]) -> tuple[str | None, list[str]]:
     if len(ends) == 1:
         return ends[0], []
     names = [readable(path.removeprefix(f"{DIRECTORY}/")) for path in ends or below]
-    return None, names[:4] if ends else get_close_matches(plain, names, 4)
+    elsewhere = [readable(path) for path in paths if path.endswith(f"/{plain}")]
+    return None, (names if ends else elsewhere or get_close_matches(plain, names, 4))[:4]
 
 
 def readable(path: str) -> str:
