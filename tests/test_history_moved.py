@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -285,9 +287,41 @@ def test_each_files_own_logger_is_no_hindrance() -> None:
     assert [str(s.copy_of) for s in split.appeared] == ["a.py:2 logger"]
     merged = compared({"a.py": own + LONG, "b.py": own + "class A: x = 1\n"}, {"a.py": own + LONG + "class A: x = 1\n"})
     assert merged.is_pure_move
+    assert (split.forgiven, merged.forgiven) == ({"vanished": 0, "appeared": 1}, {"vanished": 1, "appeared": 0})
     copied = compared({"a.py": LONG, "b.py": ""}, {"a.py": LONG, "b.py": LONG})
+    assert copied.forgiven == {"vanished": 0, "appeared": 0}
     assert copied.reasons == ["1 appeared"]
     assert [str(s.copy_of) for s in copied.appeared] == ["a.py:2 walk"]
+
+
+def test_a_class_with_other_bases_is_told_with_both() -> None:
+    stub = 'class Worker(Old, metaclass=M):\n    """A worker."""\n    x = 1\n    y = 2\n'
+    grown = stub.replace("Old, metaclass=M", "New") + "\n" + textwrap.indent(LONG, "    ")
+    (match,) = compared({"a.py": stub}, {"a.py": grown}).matches
+    assert (match.fate, match.bases) == ("changed", ("Old, metaclass=M", "New"))
+    assert match.similarity > 0.5, "its own statements are nearly the same, whatever is defined in it now"
+    (match,) = compared({"a.py": stub}, {"a.py": stub.replace("y = 2", "y = 3")}).matches
+    assert match.bases is None
+    (match,) = compared({"a.py": LONG}, {"a.py": LONG.replace("sorted(found)", "found")}).matches
+    assert match.bases is None
+
+
+def test_the_two_closing_lines_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "import logging\nlogger = logging.getLogger(__name__)\n"
+    base = "class A(B):\n    x = 1\n    y = 2\n    z = 3\n"
+    steps = [
+        Step("one", {f"{FOLDER}/a.py": own + LONG + base}),
+        Step("two", {f"{FOLDER}/a.py": own + LONG + base.replace("(B)", ""), f"{FOLDER}/b.py": own + LONG}),
+    ]
+    make_history(tmp_path / "repo", steps)
+    monkeypatch.setenv("REFSPEC_SGLANG", str(tmp_path / "repo"))
+    told = CliRunner().invoke(app, ["history", "moved", "main"]).stdout
+    assert "    logger =  line 2, a copy of a.py:2 logger, left out of the verdict\n" in told
+    assert re.search(r"class A  line \d+, \d\d% alike without what is defined in it, bases B -> none\n", told)
+    assert ", 2 appeared\nNot a pure move: 1 changed, 1 appeared.\nLeft out there: 1 appeared, " in told
+    document = json.loads(CliRunner().invoke(app, ["history", "moved", "main", "--json"]).stdout)
+    assert [single["forgiven"] for single in document["appeared"]] == [True, False]
+    assert [match["bases"] for match in document["matches"]] == [["B", ""]]
 
 
 def test_nothing_at_all() -> None:

@@ -77,7 +77,10 @@ def read_lines(clone: Clone, what: str, revision: str | None = None) -> Function
 
 
 def diff(before: Definition | None, after: Definition | None) -> str:
-    """The unified diff of two texts of a definition, lines numbered as in their files."""
+    """The unified diff of two texts of a definition, lines numbered as in their files.
+
+    Of several that are taken together, such as a property's getter and setter, as if they followed the first at once.
+    """
     old, new = (one.text.decode(errors="replace").split("\n") if one else [] for one in (before, after))
     lines = []
     for line in list(difflib.unified_diff(old, new, lineterm=""))[2:]:

@@ -15,6 +15,7 @@ they are read from files that differ, so what was copied from an untouched file 
 
 from __future__ import annotations
 
+import ast
 import difflib
 import gc
 import io
@@ -55,8 +56,10 @@ Files = dict[str, bytes | None]
 class Match:
     """A definition that is there before and after.
 
-    differs: of equal trees, what else is not equal. similarity: 1 for equal trees. along: it went, or stayed, with the
-    class or function that it is defined in, and both their trees are the same. members: how many went along with it.
+    differs: of equal trees, what else is not equal. similarity: 1 for equal trees; of a class's own statements, without
+    what is defined in it. along: it went, or stayed, with the class or function that it is defined in, and both their
+    trees are the same. members: how many went along with it. bases: of a class, those before and after, if they are not
+    the same.
     """
 
     before: Definition
@@ -66,6 +69,7 @@ class Match:
     similarity: float
     along: bool
     members: int
+    bases: tuple[str, str] | None = None
 
     def diff(self) -> Iterator[str]:
         """The unified diff of the two sources, line by line."""
@@ -80,6 +84,11 @@ class Single:
 
     definition: Definition
     copy_of: Definition | None = None
+
+    @property
+    def is_forgiven(self) -> bool:
+        """Is it an assignment or a statement that is a copy? Each file needs its own logger."""
+        return self.copy_of is not None and self.definition.kind in ("assignment", "statement")
 
 
 @dataclass(frozen=True)
@@ -121,13 +130,17 @@ class Refactoring:
         }
 
     @property
+    def forgiven(self) -> dict[str, int]:
+        """How many of those that vanished, and of those that appeared, are forgiven."""
+        sides = {"vanished": self.vanished, "appeared": self.appeared}
+        return {fate: sum(single.is_forgiven for single in singles) for fate, singles in sides.items()}
+
+    @property
     def reasons(self) -> list[str]:
-        """What keeps it from being a pure move, as "2 vanished". Copies of assignments do not: each file needs its own
-        logger.
-        """
+        """What keeps it from being a pure move, as "2 vanished". What is forgiven does not."""
         counts = dict(self.counts)
-        for fate, singles in (("vanished", self.vanished), ("appeared", self.appeared)):
-            counts[fate] -= sum(_is_boilerplate(single) for single in singles)
+        for fate, number in self.forgiven.items():
+            counts[fate] -= number
         return [f"{counts[fate]} {fate}" for fate in list(counts)[2:] if counts[fate]]
 
     @property
@@ -418,7 +431,8 @@ class _Matcher:
             )
             if along and b.parent:
                 members[b.parent] += 1 + members[b]
-            found.append(Match(a.definition, b.definition, fate, differs, similarity, along, members[b]))
+            bases = None if is_equal else _bases(a, b)
+            found.append(Match(a.definition, b.definition, fate, differs, similarity, along, members[b], bases))
         return found[::-1]
 
     def _is_equal(self, a: Unit, b: Unit) -> bool:
@@ -530,6 +544,14 @@ def _differences(a: Unit, b: Unit) -> Iterator[Difference]:
         yield "formatting"
 
 
+def _bases(a: Unit, b: Unit) -> tuple[str, str] | None:
+    """Of two classes, what they inherit from, if that is not the same."""
+    if not isinstance(a.node, ast.ClassDef) or not isinstance(b.node, ast.ClassDef):
+        return None
+    old, new = (", ".join(ast.unparse(part) for part in (*n.bases, *n.keywords)) for n in (a.node, b.node))
+    return (old, new) if old != new else None
+
+
 def _comments(source: str) -> list[str]:
     found = []
     try:
@@ -549,10 +571,6 @@ def _singles(units: list[Unit], partners: dict[Unit, Unit], others: dict[Unit, U
     for unit in singles:
         twin = twins.get(_name_and_tree(unit))
         yield Single(unit.definition, twin.definition if twin else None)
-
-
-def _is_boilerplate(single: Single) -> bool:
-    return single.copy_of is not None and single.definition.kind in ("assignment", "statement")
 
 
 def _longest_increasing(numbers: Sequence[int]) -> set[int]:

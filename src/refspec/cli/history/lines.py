@@ -36,8 +36,8 @@ def lines(
 ) -> None:
     """Every change of one function, class, method or name, the newest first, with its diff.
 
-    It is found anew in each version, and followed from file to file within its folder. Needs a clone with contents of
-    files.
+    It is found anew in each version, and followed from file to file within its folder. Hunks are numbered by lines
+    of the file. Needs a clone with contents of files.
     """
     from refspec.history.functions import parts_of, read_lines
 

@@ -91,6 +91,8 @@ def _show(out: Console, result: Refactoring, commits: Sequence[str], path: str, 
     out.print()
     out.print(", ".join(f"{number} {fate}" for fate, number in result.counts.items()))
     out.print(verdict(result), style="bold")
+    if any(result.forgiven.values()):
+        out.print(forgiven(result))
     out.print(NOT_COMPARED, style="dim")
 
 
@@ -105,6 +107,12 @@ def verdict(result: Refactoring) -> str:
     texts = {kind: sum(kind in match.differs for match in result.matches) for kind in ("docstring", "imports")}
     but = " and ".join(f"{kind} of {plural(number, 'definition')}" for kind, number in texts.items() if number)
     return f"A pure move{', but for the ' + but if but else ''}."
+
+
+def forgiven(result: Comparison) -> str:
+    """What the verdict does not count."""
+    numbers = " and ".join(f"{number} {fate}" for fate, number in result.forgiven.items() if number)
+    return f"Left out there: {numbers}, copies of assignments or statements. Copies of functions and classes count."
 
 
 def _show_matches(out: Console, title: str, matches: Sequence[Match], folded: int, below: str, diff: bool) -> None:
@@ -129,7 +137,10 @@ def _match_line(match: Match) -> str:
     before, after = match.before, match.after
     notes = ["line " + " -> ".join(_unique(str(side.lines[0]) for side in (before, after)))]
     if match.similarity < 1:
-        notes.append(f"{int(match.similarity * 100)}% alike")
+        apart = " without what is defined in it" if before.kind == "class" else ""
+        notes.append(f"{int(match.similarity * 100)}% alike{apart}")
+    if match.bases:
+        notes.append("bases " + " -> ".join(base or "none" for base in match.bases))
     if match.members and match.fate in ("moved", "renamed", "moved and changed"):
         notes.append(f"{plural(match.members, 'definition')} in it")
     if match.differs:
@@ -152,6 +163,7 @@ def _show_singles(out: Console, title: str, singles: Sequence[Single], below: st
             shown_for = definition.path
             _indented(out, 2, definition.path.removeprefix(below), "cyan")
         twin = f", a copy of {str(single.copy_of).removeprefix(below)}" if single.copy_of else ""
+        twin += ", left out of the verdict" * single.is_forgiven
         _indented(out, 4, f"{_named(definition, definition.name)}  line {definition.lines[0]}{twin}")
 
 
@@ -190,6 +202,7 @@ def _document(result: Refactoring, old: str, new: str, path: str, diff: bool) ->
                 "similarity": round(match.similarity, 4),
                 "differs": match.differs,
                 "along": match.along,
+                "bases": match.bases,
                 **({"diff": list(match.diff())} if diff and match.similarity < 1 else {}),
             }
             for match in result.matches
@@ -202,7 +215,8 @@ def _document(result: Refactoring, old: str, new: str, path: str, diff: bool) ->
 
 
 def _single(single: Single) -> dict[str, Any]:
-    return _fact(single.definition) | {"copy_of": _fact(single.copy_of) if single.copy_of else None}
+    copy_of = _fact(single.copy_of) if single.copy_of else None
+    return _fact(single.definition) | {"copy_of": copy_of, "forgiven": single.is_forgiven}
 
 
 def _fact(definition: Definition) -> dict[str, Any]:
