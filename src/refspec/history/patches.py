@@ -126,6 +126,22 @@ def compare_around(clone: Clone, old: str, new: str, folder: str, contents: bool
     return Comparison(_readable(inside), elsewhere, contents and not inside)
 
 
+def changes_by(clone: Clone, *commits: str) -> dict[str, tuple[FileDiff, ...]]:
+    """What each commit, a hash, changed against its parent; nothing for a merge. Patches have no context.
+
+    One git process for all. Raises LacksError if the clone lacks contents of any.
+    """
+    if not commits:
+        return {}
+    given = "".join(f"{commit}\n" for commit in commits).encode()
+    options = ("--stdin", "--root", "-r", "-z", "--raw", "--no-abbrev", "--numstat", "-p", "-U0", "-M")
+    said = clone.git(*_SETTINGS, "diff-tree", *options, *PLAIN_DIFF, stdin=given)
+    # A patch's lines all have a sign or a word in front.
+    parts = re.split(rf"(?:^|(?<=\n))({'|'.join(commits)})\0(?=:)".encode(), said)
+    found = {hash_.decode(): _readable(_parsed(part)) for hash_, part in zip(parts[1::2], parts[2::2], strict=True)}
+    return {commit: found.get(commit, ()) for commit in commits}
+
+
 def _diff(clone: Clone, old: str, new: str, renames: str, paths: Sequence[str] = (), *what: str) -> bytes:
     return clone.git(
         *_SETTINGS, "diff-tree", "-r", "-z", "--raw", "--no-abbrev", *what, renames, *PLAIN_DIFF, old, new, "--", *paths

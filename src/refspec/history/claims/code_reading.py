@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from refspec.history import catalogue
 from refspec.history.claims.checking import Part, check
 from refspec.history.claims.evidence import (
+    Change,
     Definition,
-    FileDiff,
     NotThereError,
     changes,
     commit,
@@ -92,7 +92,7 @@ def _advance_and_forward(clone: Clone, revision: str, path: str) -> tuple[int, i
     raise NotThereError(f"{name} of {path} at {revision} has no loop that advances positions and runs the model")
 
 
-def _lies_in_drafting(clone: Clone, one: FileDiff) -> bool:
+def _lies_in_drafting(clone: Clone, one: Change) -> bool:
     """Does a change lie in functions that draft: draft_forward, or the runner of the draft's CUDA graphs?"""
     path = one.path.removeprefix(f"{catalogue.DIRECTORY}/")
     if path.startswith("eagle_draft_"):

@@ -34,6 +34,7 @@ from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
+from refspec.history.patches import FileDiff, changes_by
 
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
@@ -77,8 +78,9 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class FileDiff:
-    """What a commit did to a file. status: A, D, M or R. paths: from the repository's root.
+class Change:
+    """What a commit did to a file. status: as in patches.FileDiff. path, old_path: from the repository's root; alike if
+    it was not renamed.
 
     added: number after, and text, of each line. removed: number before, and text.
     """
@@ -171,7 +173,7 @@ def definition(clone: Clone, revision: str, path: str, name: str) -> Definition:
     return found[name]
 
 
-def changes(clone: Clone, revision: str) -> tuple[FileDiff, ...]:
+def changes(clone: Clone, revision: str) -> tuple[Change, ...]:
     """What a commit changed, file by file; a file that is half alike is the same one renamed."""
     shelf = shelf_of(clone)
     shelf.trail("git", "show", "-M", "--stat", revision)
@@ -189,7 +191,7 @@ def touched(clone: Clone, revision: str) -> list[str]:
     return shelf.touched(shelf.resolved(revision), revision)
 
 
-def change(clone: Clone, revision: str, path: str) -> FileDiff:
+def change(clone: Clone, revision: str, path: str) -> Change:
     """What it changed in one file, named as it is afterwards."""
     shelf = shelf_of(clone)
     rooted = full_path(path)
@@ -274,7 +276,7 @@ class Shelf:
         self._clone = clone
         self._commits: dict[str, str | None] = {}
         self._contents: dict[str, bytes | HistoryError | None] = {}
-        self._diffs: dict[str, tuple[FileDiff, ...] | HistoryError] = {}
+        self._diffs: dict[str, tuple[Change, ...] | HistoryError] = {}
         self._answers: dict[tuple[str, ...], str | HistoryError] = {}
         self._wanted_commits: list[str] = []
         self._wanted_contents: list[str] = []
@@ -342,7 +344,7 @@ class Shelf:
         return _or_raise(self._contents[name])
 
     def _at(self, commit_: str, path: str, revision: str, what: str) -> bytes:
-        found = self._object(f"{commit_}:{path}") if self._present is None else None
+        found = self._object(f"{commit_}:{path}") if not self._clone.is_partial else None
         if found is None:  # not in the history, or not in the clone: step by step, it can be told
             found = self.content(self._hash_at(commit_, path, revision), what)
         return found
@@ -358,14 +360,15 @@ class Shelf:
 
     def demand_contents(self, commit_: str, path: str, revision: str) -> None:
         """Raises LacksError unless the clone has the contents of all files below a path."""
-        if self._present is None:
+        if not self._clone.is_partial:
             return
         listed = self.answer("ls-tree", "-r", "-z", "--full-tree", commit_, *(["--", path] if path else []))
         entries = (line.partition("\t")[0].split(" ") for line in listed.split("\0") if line)
-        if not {hash_ for _, kind, hash_ in entries if kind == "blob"} <= self._present:
+        blobs = {hash_ for _, kind, hash_ in entries if kind == "blob"}
+        if not blobs <= self._clone.present(*blobs):
             raise self._lacks(f"the contents of files below {path or 'the top'} at {revision}")
 
-    def diff(self, hash_: str, revision: str) -> tuple[FileDiff, ...]:
+    def diff(self, hash_: str, revision: str) -> tuple[Change, ...]:
         """What the commit changed."""
         if hash_ not in self._diffs:
             self._wanted_diffs[hash_] = revision
@@ -410,8 +413,8 @@ class Shelf:
         self._fetch_diffs(diffs)
 
     def _fetch_contents(self, names: Sequence[str]) -> None:
-        asked = [name for name in names if self._present is None or name in self._present]
-        self._contents |= dict.fromkeys(names) | self._in_bulk(self._read_contents, asked)
+        found = self._in_bulk(self._read_contents, names)
+        self._contents |= found
 
     def _read_contents(self, names: Sequence[str]) -> dict[str, bytes | None]:
         return dict(zip(names, self._clone.objects(*names), strict=True))
@@ -427,14 +430,6 @@ class Shelf:
                 return {names[0]: error}
             return {name: found for one in names for name, found in self._in_bulk(read, [one]).items()}
 
-    @cached_property
-    def _present(self) -> frozenset[str] | None:
-        """The objects of a partial clone; None of any other. To ask such a clone for what it lacks may end git."""
-        if self._clone.filter is None:
-            return None
-        said = self._clone.git("cat-file", "--batch-all-objects", "--unordered", "--batch-check=%(objectname)")
-        return frozenset(said.decode().split())
-
     def _fetch_diffs(self, wanted: dict[str, str]) -> None:
         boundary = self._clone.boundary & wanted.keys()
         lacking = boundary | self._undiffable([hash_ for hash_ in wanted if hash_ not in boundary])
@@ -446,31 +441,26 @@ class Shelf:
 
     def _undiffable(self, hashes: Sequence[str]) -> set[str]:
         """The commits of a partial clone that has not all contents of what they changed."""
-        if self._present is None or not hashes:
+        if not self._clone.is_partial or not hashes:
             return set()
+        given = "".join(f"{hash_}\n" for hash_ in hashes).encode()
+        options = ("--stdin", "--root", "-r", "--raw", "--no-renames", "--no-abbrev")
         try:
-            said = self._diff_tree(hashes, "--raw", "--no-renames", "--no-abbrev")
+            said = self._clone.git("diff-tree", *options, stdin=given).decode(errors="replace")
         except LacksError:  # not even the lists of files
             return set(hashes)
-        found, commit_ = set(), ""
+        needed: dict[str, set[str]] = {}
+        objects: set[str] = set()
         for line in said.split("\n"):
             if line.startswith(":"):
-                objects = {hash_ for hash_ in line.split(" ")[2:4] if hash_.strip("0")}
-                if not objects <= self._present:
-                    found.add(commit_)
+                objects |= {hash_ for hash_ in line.split(" ")[2:4] if hash_.strip("0")}
             elif line:
-                commit_ = line
-        return found
+                objects = needed.setdefault(line, set())
+        present = self._clone.present(*set().union(*needed.values()))
+        return {hash_ for hash_, objects in needed.items() if not objects <= present}
 
-    def _read_diffs(self, hashes: Sequence[str]) -> dict[str, tuple[FileDiff, ...]]:
-        if not hashes:
-            return {}
-        return dict.fromkeys(hashes, ()) | _parsed(self._diff_tree(hashes, "-M", "-p", "-U0", "--full-index"))
-
-    def _diff_tree(self, hashes: Sequence[str], *options: str) -> str:
-        given = "".join(f"{hash_}\n" for hash_ in hashes).encode()
-        said = self._clone.git("diff-tree", "--stdin", "--root", "-r", *options, *PLAIN_DIFF, stdin=given)
-        return said.decode(errors="replace")
+    def _read_diffs(self, hashes: Sequence[str]) -> dict[str, tuple[Change, ...]]:
+        return {hash_: tuple(map(_change, files_)) for hash_, files_ in changes_by(self._clone, *hashes).items()}
 
     def _lacks(self, what: str) -> LacksError:
         return LacksError(f"this clone lacks {what}{self._clone.remedy_for_contents()}")
@@ -556,6 +546,12 @@ def _files(shelf: Shelf, hash_: str, folder: str, revision: str) -> Iterator[str
             yield name
 
 
+def _change(file: FileDiff) -> Change:
+    both = [line for hunk in file.hunks() for line in hunk.lines]
+    added, removed = (tuple((line.number, line.text) for line in both if line.sign == sign) for sign in "+-")
+    return Change(file.status, file.path, file.old_path or file.path, added, removed)
+
+
 @lru_cache(maxsize=256)
 def _definitions(said: str) -> dict[str, Definition]:
     found: dict[str, Definition] = {}
@@ -575,48 +571,3 @@ def _definitions(said: str) -> dict[str, Definition]:
 
     walk(ast.parse(said), "")
     return found
-
-
-def _parsed(said: str) -> dict[str, tuple[FileDiff, ...]]:
-    """`git diff-tree --stdin -p -U0`: the hash of each commit on a line of its own, and its diff behind it."""
-    found: dict[str, list[FileDiff]] = {}
-    hash_, status, old_path, path = "", "M", "", ""
-    added: list[tuple[int, str]] = []
-    removed: list[tuple[int, str]] = []
-    to_add = to_remove = at_new = at_old = 0
-    in_file = False
-
-    def close() -> None:
-        if in_file:
-            found[hash_].append(FileDiff(status, path, old_path, tuple(added), tuple(removed)))
-
-    for line in said.split("\n"):
-        if to_remove and line.startswith("-"):
-            removed.append((at_old, line[1:]))
-            at_old, to_remove = at_old + 1, to_remove - 1
-        elif to_add and line.startswith("+"):
-            added.append((at_new, line[1:]))
-            at_new, to_add = at_new + 1, to_add - 1
-        elif hunk := re.match(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", line):
-            at_old, at_new = int(hunk[1]), int(hunk[3])
-            to_remove, to_add = int(hunk[2] or 1), int(hunk[4] or 1)
-        elif header := re.fullmatch(r"diff --git a/(.*) b/(.*)", line):
-            close()
-            in_file, status, added, removed = True, "M", [], []
-            # Names are alike unless it was renamed, and then stand below by themselves.
-            half = len(line.removeprefix("diff --git ")) // 2
-            old_path = path = header[0][len("diff --git a/") :][: half - 2]
-        elif line.startswith("new file mode "):
-            status = "A"
-        elif line.startswith("deleted file mode "):
-            status = "D"
-        elif line.startswith("rename from "):
-            status, old_path = "R", line.removeprefix("rename from ")
-        elif line.startswith("rename to "):
-            path = line.removeprefix("rename to ")
-        elif re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", line):
-            close()
-            in_file, hash_ = False, line
-            found[hash_] = []
-    close()
-    return {name: tuple(files_) for name, files_ in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 
 from refspec.history.claims.checking import Part
-from refspec.history.claims.evidence import CommitFacts, FileDiff, commit, definitions, on_main
+from refspec.history.claims.evidence import Change, CommitFacts, commit, definitions, on_main
 from refspec.history.clone import Clone
 
 CHINA = timezone(timedelta(hours=8))  # whoever took the notes read the clock there
@@ -62,12 +62,12 @@ def when_defined(clone: Clone, path: str, name: str, *revisions: str) -> str:
     return f"{name}: {', '.join(said)}"
 
 
-def figures(one: FileDiff) -> str:
+def figures(one: Change) -> str:
     """Lines added and removed."""
     return f"+{len(one.added)}/-{len(one.removed)}"
 
 
-def net(diffs: Sequence[FileDiff]) -> int:
+def net(diffs: Sequence[Change]) -> int:
     """Lines added, less those removed."""
     return sum(len(one.added) - len(one.removed) for one in diffs)
 
