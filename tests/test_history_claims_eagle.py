@@ -21,7 +21,7 @@ from small_history import clone as cloned
 from refspec.history import catalogue
 from refspec.history.claims import eagle_arrival
 from refspec.history.claims.checking import CANNOT_SAY, Finding
-from refspec.history.claims.evidence import Definition
+from refspec.history.claims.evidence import Defined
 from refspec.history.claims.verdicts import verdicts
 from refspec.history.claims.walk import UNKNOWN, Walk, walk
 from refspec.history.clone import Clone, HistoryError
@@ -701,13 +701,13 @@ def test_the_number_of_git_processes_does_not_grow_with_the_history(tmp_path: Pa
 
 
 def walked(source: str, known: dict[str, object] | None = None, name: str = "W.f") -> Walk:
-    made: dict[str, Definition] = {}
+    made: dict[str, Defined] = {}
     for outer in ast.parse(textwrap.dedent(source)).body:
         inside = outer.body if isinstance(outer, ast.ClassDef) else [outer]
         for node in inside:
             assert isinstance(node, ast.FunctionDef)
             full = f"{outer.name}.{node.name}" if isinstance(outer, ast.ClassDef) else node.name
-            made[full] = Definition(full, node.lineno, node.end_lineno or 0, (), "", node)
+            made[full] = Defined(full, node.lineno, node.end_lineno or 0, (), "", node)
     return walk(made, name, known or {})
 
 

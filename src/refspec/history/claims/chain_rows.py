@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from refspec.history.claims.checking import Part, check
 from refspec.history.claims.evidence import (
-    Definition,
+    Defined,
     NotThereError,
     change,
     changes,
@@ -105,7 +105,7 @@ def rows_of_parents(clone: Clone) -> Sequence[Part]:
     ]
 
 
-def _row_of_parents(rebuild: Definition) -> tuple[ast.expr, tuple[ast.expr, ast.expr], int]:
+def _row_of_parents(rebuild: Defined) -> tuple[ast.expr, tuple[ast.expr, ast.expr], int]:
     """Of the method: the expression for parent_width, the bounds of the row's arange, and that one's line."""
     width = bounds = None
     for node in ast.walk(rebuild.node):

@@ -9,7 +9,7 @@ from refspec.history import catalogue
 from refspec.history.claims.checking import Part, check
 from refspec.history.claims.evidence import (
     Change,
-    Definition,
+    Defined,
     NotThereError,
     changes,
     commit,
@@ -66,7 +66,7 @@ def one_position_too_far(clone: Clone) -> Sequence[Part]:
     ]
 
 
-def _assigned(found: Definition, name: str) -> list[str]:
+def _assigned(found: Defined, name: str) -> list[str]:
     """What a name is set to, the first time first. Raises NotThereError if it never is."""
     set_to = [
         ast.unparse(node.value)

@@ -10,7 +10,7 @@ from refspec.history import catalogue
 from refspec.history.claims.checking import Finding, Part, check, verdict_of
 from refspec.history.claims.eagle_commits import came, came_with, yes
 from refspec.history.claims.evidence import (
-    Definition,
+    Defined,
     commit,
     definition,
     definitions,
@@ -203,7 +203,7 @@ def one_interface(clone: Clone) -> Sequence[Part]:
     create = definition(clone, MAIN, "spec_info.py", "SpeculativeAlgorithm.create_worker").node
     workers = {ast.unparse(node.value) for node in ast.walk(create) if isinstance(node, ast.Return) and node.value}
     modules = [name for name in files(clone, MAIN) if name.endswith(".py") and "worker" in name.rsplit("/", 1)[-1]]
-    classes: dict[str, Definition] = {}
+    classes: dict[str, Defined] = {}
     for found in each(partial(definitions, clone, MAIN), modules):
         classes |= {name: one for name, one in found.items() if isinstance(one.node, ast.ClassDef)}
     others = sorted(worker for worker in workers if "BaseSpecWorker" not in _ancestors(worker, classes))
@@ -258,7 +258,7 @@ def _around(count: int) -> list[str]:
     return [version for version, size in sizes.items() if size in (below, above)]
 
 
-def _ancestors(name: str, classes: dict[str, Definition]) -> set[str]:
+def _ancestors(name: str, classes: dict[str, Defined]) -> set[str]:
     found: set[str] = set()
     waiting = [name]
     while waiting:

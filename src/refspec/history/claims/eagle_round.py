@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from refspec.history.claims.evidence import Definition, full_path
+from refspec.history.claims.evidence import Defined, full_path
 from refspec.history.claims.walk import Call, Walk, walk, written
 from refspec.history.clone import HistoryError
 
@@ -36,7 +36,7 @@ def settings_of(mode: str, steps: int = 3, topk: int = 4, page: int = 1) -> dict
     return known
 
 
-def follow_round(known: Mapping[str, Definition], settings: Mapping[str, Any]) -> Walk:
+def follow_round(known: Mapping[str, Defined], settings: Mapping[str, Any]) -> Walk:
     """A round of the worker's, under whichever of its two names it has."""
     return walk(known, ROUND_SINCE_OVERLAP if ROUND_SINCE_OVERLAP in known else ROUND, settings)
 
@@ -81,7 +81,7 @@ def assignments(node: ast.AST) -> list[tuple[str, str]]:
     return [(written(target), written(one.value)) for one in found for target in one.targets]
 
 
-def shows(revision: str, path: str, *found: Definition) -> str:
+def shows(revision: str, path: str, *found: Defined) -> str:
     """A command that shows a reader these definitions."""
     lines = "".join(f"{one.first},{one.last}p;" for one in found).rstrip(";")
     return f"git show {revision}:{full_path(path)} | sed -n '{lines}'"

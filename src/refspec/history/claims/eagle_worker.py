@@ -31,7 +31,7 @@ from refspec.history.claims.eagle_round import (
     settings_of,
     shows,
 )
-from refspec.history.claims.evidence import Definition, definition, definitions, each, exists, full_path
+from refspec.history.claims.evidence import Defined, definition, definitions, each, exists, full_path
 from refspec.history.claims.walk import UNKNOWN, Call, value_of, walk, written
 from refspec.history.claims.wording import listed
 from refspec.history.clone import Clone, HistoryError
@@ -287,7 +287,7 @@ def a_graph_of_its_own(clone: Clone) -> Sequence[Part]:
     ]
 
 
-def _in_draft(known: Mapping[str, Definition]) -> str:
+def _in_draft(known: Mapping[str, Defined]) -> str:
     """A command that shows where the worker runs the draft."""
     return shows(
         RELEASE,
@@ -325,7 +325,7 @@ def _candidates_scored(clone: Clone, topk: int, steps: int) -> list[int]:
     return [_scored(select, call.arguments[0], topk) for call in way.named("select_top_k_tokens")]
 
 
-def _scored(select: Definition, step: Any, topk: int) -> int:
+def _scored(select: Defined, step: Any, topk: int) -> int:
     """The size of the first tensor of what select_top_k_tokens hands on, for one request."""
     assert isinstance(select.node, ast.FunctionDef)
     shapes: dict[str, tuple[int, ...]] = {

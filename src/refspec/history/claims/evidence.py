@@ -66,7 +66,7 @@ class CommitFacts:
 
 
 @dataclass(frozen=True)
-class Definition:
+class Defined:
     """A function or class. name: with its classes, "EAGLEWorker.draft". bases: of a class, as written."""
 
     name: str
@@ -156,7 +156,7 @@ def files(clone: Clone, revision: str, folder: str = "") -> list[str]:
     return sorted(_files(shelf, hash_, rooted, revision))
 
 
-def definitions(clone: Clone, revision: str, path: str) -> dict[str, Definition]:
+def definitions(clone: Clone, revision: str, path: str) -> dict[str, Defined]:
     """The functions and classes of a Python file, by name with their classes, in the file's order."""
     said = text(clone, revision, path)
     try:
@@ -165,7 +165,7 @@ def definitions(clone: Clone, revision: str, path: str) -> dict[str, Definition]
         raise HistoryError(f"this Python cannot read {path} at {revision}: {error}") from None
 
 
-def definition(clone: Clone, revision: str, path: str, name: str) -> Definition:
+def definition(clone: Clone, revision: str, path: str, name: str) -> Defined:
     """One of them."""
     found = definitions(clone, revision, path)
     if name not in found:
@@ -553,8 +553,8 @@ def _change(file: FileDiff) -> Change:
 
 
 @lru_cache(maxsize=256)
-def _definitions(said: str) -> dict[str, Definition]:
-    found: dict[str, Definition] = {}
+def _definitions(said: str) -> dict[str, Defined]:
+    found: dict[str, Defined] = {}
     all_lines = said.split("\n")
 
     def walk(node: ast.AST, prefix: str) -> None:
@@ -564,7 +564,7 @@ def _definitions(said: str) -> dict[str, Definition]:
                 last = child.end_lineno or child.lineno
                 bases = tuple(map(ast.unparse, child.bases)) if isinstance(child, ast.ClassDef) else ()
                 body = "\n".join(all_lines[child.lineno - 1 : last])
-                found[name] = Definition(name, child.lineno, last, bases, body, child)
+                found[name] = Defined(name, child.lineno, last, bases, body, child)
                 walk(child, f"{name}.")
             elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
                 walk(child, prefix)

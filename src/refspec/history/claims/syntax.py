@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from refspec.history.claims.evidence import Definition, NotThereError
+from refspec.history.claims.evidence import Defined, NotThereError
 
 
 def calls(node: ast.AST) -> Iterator[ast.Call]:
@@ -18,12 +18,12 @@ def name_of(call: ast.Call) -> str:
     return ast.unparse(call.func)
 
 
-def called(found: Definition) -> list[str]:
+def called(found: Defined) -> list[str]:
     """What a definition calls, as it is written."""
     return [name_of(call) for call in calls(found.node)]
 
 
-def keyword(found: Definition, name: str) -> str:
+def keyword(found: Defined, name: str) -> str:
     """What the first call in it that has such a keyword gives for it; "" if none has."""
     values = (one.value for call in calls(found.node) for one in call.keywords if one.arg == name)
     return next(map(ast.unparse, values), "")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from refspec.history import catalogue
 from refspec.history.claims.checking import BEYOND_GIT, Finding, Part, check
 from refspec.history.claims.evidence import (
-    Definition,
+    Defined,
     change,
     changes,
     commit,
@@ -158,7 +158,7 @@ def pools_move(clone: Clone) -> Sequence[Part]:
     ]
 
 
-def _having(clone: Clone, method: str, revision: str) -> dict[str, Definition]:
+def _having(clone: Clone, method: str, revision: str) -> dict[str, Defined]:
     found = definitions(clone, revision, POOLS).items()
     return {name: one for name, one in found if name.endswith(f".{method}")}
 

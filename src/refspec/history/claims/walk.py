@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from refspec.history.claims.evidence import Definition
+from refspec.history.claims.evidence import Defined
 from refspec.history.clone import HistoryError
 
 UNKNOWN: Any = type("Unknown", (), {"__repr__": lambda _: "?"})()
@@ -60,7 +60,7 @@ class Walk:
         return [place for place, call in enumerate(self.calls) if id(call) in wanted]
 
 
-def walk(definitions: Mapping[str, Definition], name: str, known: Mapping[str, Any]) -> Walk:
+def walk(definitions: Mapping[str, Defined], name: str, known: Mapping[str, Any]) -> Walk:
     """Follows the function of that name ("Class.method"). Raises HistoryError if there is none."""
     if name not in definitions:
         raise HistoryError(f"{name} is to be followed, and is not defined")
@@ -99,7 +99,7 @@ class _Raised(Exception):
 
 @dataclass
 class _Walker:
-    definitions: Mapping[str, Definition]
+    definitions: Mapping[str, Defined]
     own_class: str
     values: dict[str, Any]
     entered: tuple[str, ...]
@@ -323,7 +323,7 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and bool(one == other))
 
 
-def _function(definition: Definition) -> ast.FunctionDef | ast.AsyncFunctionDef:
+def _function(definition: Defined) -> ast.FunctionDef | ast.AsyncFunctionDef:
     if isinstance(definition.node, ast.ClassDef):
         raise HistoryError(f"{definition.name} is to be followed, and is a class")
     return definition.node
