@@ -157,7 +157,7 @@ def _closing(code: str, at: int, pair: str) -> int | None:
 
 
 def _in_listed_places(clone: Clone, commit: str, wanted: Sequence[Counterpart]) -> list[tuple[Counterpart, Function]]:
-    """Raises HistoryError if none is found, but a file that has the name in it cannot be read."""
+    """Raises HistoryError if none is found, but a file that seems to define one cannot be read."""
     found: list[tuple[Counterpart, Function]] = []
     unread: HistoryError | None = None
     paths = list(dict.fromkeys(place.path for counterpart in wanted for place in counterpart.places))
@@ -170,7 +170,7 @@ def _in_listed_places(clone: Clone, commit: str, wanted: Sequence[Counterpart]) 
                 function = _function(path, content, name) if content is not None else None
             except HistoryError as error:
                 function = None
-                if content is not None and _last(name).encode() in content:
+                if re.search(rf"\b(def|class)\s+{_last(name)}\b".encode(), content or b""):
                     unread = unread or error
             if function:
                 found.append((counterpart, function))

@@ -109,7 +109,7 @@ def verdict(result: Refactoring) -> str:
     return f"A pure move{', but for the ' + but if but else ''}."
 
 
-def forgiven(result: Comparison) -> str:
+def forgiven(result: Refactoring) -> str:
     """What the verdict does not count."""
     numbers = " and ".join(f"{number} {fate}" for fate, number in result.forgiven.items() if number)
     return f"Left out there: {numbers}, copies of assignments or statements. Copies of functions and classes count."
