@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit, FileChange
 from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
+from refspec.history.raw_log import parse_change
 
 # Separated by NUL, which no message holds, with a hash in front: whatever a title looks like, it cannot be taken for
 # something else.
@@ -78,36 +80,25 @@ def _log(clone: Clone, path: str, revision: str, renames: str) -> bytes:
 
 def _parsed(said: bytes, boundary: frozenset[str]) -> list[Commit]:
     """`git log -z --raw`: five fields of a commit, then its files, each `:modes hashes status` and one or two paths."""
-    fields = said.decode(errors="replace").split("\0")
-    found: list[Commit] = []
-    at = 0
-    while at + _FIELDS <= len(fields):
-        hash_, authored, committed, author, subject = fields[at : at + _FIELDS]
-        at += _FIELDS
-        changes = []
-        while at < len(fields) and (not fields[at].strip("\n") or fields[at].lstrip("\n").startswith(":")):
-            if not fields[at].strip("\n"):
-                at += 1
-                continue
-            status = fields[at].rsplit(" ", 1)[-1][0]
-            if status in "RC":
-                changes.append(FileChange(status, fields[at + 2], fields[at + 1]))
-                at += 3
-            else:
-                changes.append(FileChange(status, fields[at + 1]))
-                at += 2
-        if hash_ in boundary:
-            changes = []  # git shows it as if it had added all that there is
-        found.append(
-            Commit(
-                hash_,
-                authored,
-                committed,
-                pull_request(subject),
-                subject,
-                tuple(changes),
-                author=author,
-                boundary=hash_ in boundary,
-            )
+    found: list[tuple[list[str], list[FileChange]]] = []
+    fields = iter(said.decode(errors="replace").split("\0"))
+    for field in fields:
+        entry = field.lstrip("\n")
+        if entry.startswith(":"):
+            change = parse_change(entry, fields)
+            found[-1][1].append(FileChange(change.status, change.path, change.old_path))
+        elif entry:
+            found.append(([entry, *islice(fields, _FIELDS - 1)], []))
+    return [
+        Commit(
+            hash_,
+            authored,
+            committed,
+            pull_request(subject),
+            subject,
+            () if hash_ in boundary else tuple(changes),  # git shows a boundary as if it had added all that there is
+            author=author,
+            boundary=hash_ in boundary,
         )
-    return found
+        for (hash_, authored, committed, author, subject), changes in found
+    ]

@@ -19,6 +19,7 @@ from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Release
 from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
 from refspec.history.patches import EMPTY_TREE
+from refspec.history.raw_log import parse_change
 from refspec.history.revisions import VERSION, find, is_number
 from refspec.history.sources import Source
 
@@ -231,16 +232,14 @@ def _walk(clone: Clone, trees: Sequence[str], with_renames: bool) -> tuple[dict[
             renamed = renames[pair[1], pair[2]] = {}
             field = field[pair.end() :]
         if field.startswith(":"):
-            *_, blob, status = field.split(" ")
-            path = next(fields)
-            if status[0] == "R":
-                renamed[path] = next(fields)
-                held.pop(path, None)
-                path = renamed[path]
-            if status[0] == "D":
-                held.pop(path, None)
+            change = parse_change(field, fields)
+            if change.old_path:
+                renamed[change.old_path] = change.path
+                held.pop(change.old_path, None)
+            if change.status == "D":
+                held.pop(change.path, None)
             else:
-                held[path] = blob
+                held[change.path] = change.hashes[1]
     ordered = {tree: dict(sorted(held.items(), key=_as_git_sorts)) for tree, held in files.items()}
     return ordered, renames if with_renames else {}
 

@@ -149,7 +149,7 @@ def _raw(commits: Iterable[catalogue.Commit]) -> list[RawCommit]:
 def _facts(commit: catalogue.Commit) -> list[RawChange]:
     crossed = {path for change in commit.crossings for path in (change.path, change.old_path)}
     changes = [change for change in commit.changes if change.path not in crossed]
-    return [RawChange(c.status, c.path, c.old_path, None, None) for c in (*changes, *commit.crossings)]
+    return [RawChange(c.status, c.path, c.old_path) for c in (*changes, *commit.crossings)]
 
 
 def _in_parts(clone: Clone) -> list[RawCommit]:
@@ -172,7 +172,9 @@ def _in_parts(clone: Clone) -> list[RawCommit]:
             old, new = hashes.get(change.old_path or ""), hashes.get(change.path)
             if old and new and (old.status, new.status) == ("D", "A"):
                 commit.changes = [one for one in commit.changes if one is not old and one is not new]
-                commit.changes.append(replace(change, old=old.old, new=new.new))
+                commit.changes.append(
+                    replace(change, modes=(old.modes[0], new.modes[1]), hashes=(old.hashes[0], new.hashes[1]))
+                )
     return commits
 
 

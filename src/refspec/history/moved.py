@@ -34,6 +34,7 @@ from typing import Literal
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.definitions import Definition, Unit, UnreadError, units_of
+from refspec.history.raw_log import parse_change
 
 Revision = Literal["before", "after"]
 Difference = Literal["docstring", "imports", "comments", "formatting"]
@@ -233,12 +234,13 @@ def _changed_files(clone: Clone, before: str, after: str, path: str) -> Iterator
     said = clone.git(
         "diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", *PLAIN_DIFF, before, after, *limit
     )
-    fields = os.fsdecode(said).split("\0")
-    for description, name in zip(fields[::2], fields[1::2], strict=False):
-        old_mode, new_mode, old, new, _ = description.lstrip(":").split(" ")
-        old, new = (blob if mode.startswith("100") else "" for mode, blob in ((old_mode, old), (new_mode, new)))
+    fields = iter(os.fsdecode(said).removesuffix("\0").split("\0"))
+    for field in fields if said else ():
+        change = parse_change(field, fields)
+        pairs = zip(change.modes, change.hashes, strict=True)
+        old, new = (hash_ if mode.startswith("100") else "" for mode, hash_ in pairs)
         if (old or new) and old != new:
-            yield name, old, new
+            yield change.path, old, new
 
 
 class _Matcher:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
 from refspec.history.paths import readable
+from refspec.history.raw_log import parse_change
 
 # The tree without files, which git knows without storing it, by the length of a hash.
 EMPTY_TREE = {
@@ -168,9 +169,8 @@ def _parsed(said: bytes) -> list[FileDiff]:
     numbers: list[tuple[int | None, int | None]] = []
     for field in fields:
         if field.startswith(":"):
-            _, _, old, new, status = field.split(" ")
-            old_path = next(fields) if status[0] in "RC" else None
-            files.append(FileDiff(status[0], next(fields), old_path, old, new))
+            change = parse_change(field, fields)
+            files.append(FileDiff(change.status, change.path, change.old_path, *change.hashes))
         elif counts := re.match(r"(\d+|-)\t(\d+|-)\t", field):
             numbers.append((_count(counts[1]), _count(counts[2])))
             if counts.end() == len(field):

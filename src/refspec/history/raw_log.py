@@ -1,9 +1,10 @@
-"""`git log --raw`, as it is: the contents that each commit replaced, by their hashes; and those contents."""
+"""What git says with --raw -z: the contents that each commit replaced, by their hashes; and those contents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
 
@@ -11,21 +12,32 @@ from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
 SWEEP = 400
 _FORMAT = "%x00%H%x00%P%x00%aI%x00%cI%x00%s"
 _FIELDS = 5
-_NO_FILE = ("000000", "160000")  # modes: nothing there; a submodule, whose hash is that of a commit elsewhere
+# Modes: not told; nothing there; a submodule, whose hash is that of a commit elsewhere.
+_NO_CONTENTS = ("", "000000", "160000")
 
 
 @dataclass(slots=True)
 class RawChange:
-    """A file before and after a commit: hashes of its contents, None where there is no file.
+    """A file before and after a commit. status: A, D, M, T, or R with the path before in old_path.
 
-    status: A, D, M, T, or R with the path before in old_path.
+    modes, hashes: before and after, as git has them: zeros where there is no file; "" where git was not asked.
     """
 
     status: str
     path: str
     old_path: str | None
-    old: str | None
-    new: str | None
+    modes: tuple[str, str] = ("", "")
+    hashes: tuple[str, str] = ("", "")
+
+    @property
+    def old(self) -> str | None:
+        """The hash of its contents before, if there are any."""
+        return None if self.modes[0] in _NO_CONTENTS else self.hashes[0]
+
+    @property
+    def new(self) -> str | None:
+        """The hash of its contents afterwards, if there are any."""
+        return None if self.modes[1] in _NO_CONTENTS else self.hashes[1]
 
 
 @dataclass(slots=True)
@@ -51,23 +63,14 @@ def read_raw_log(clone: Clone, revision: str, *options: str, path: str | None = 
         *(revision, "--", *([path] if path else [])),
     )
     found: list[RawCommit] = []
-    fields = said.decode(errors="replace").split("\0")
-    at = 0
-    while at < len(fields):
-        field = fields[at].lstrip("\n")
-        if not field:
-            at += 1
-        elif field[0] == ":":
-            change = parse_change(field, fields[at + 1])
-            at += 2
-            if change.status in "RC":
-                change.old_path, change.path = change.path, fields[at]
-                at += 1
-            found[-1].changes.append(change)
-        else:
-            parents, authored, committed, subject = fields[at + 1 : at + _FIELDS]
-            found.append(RawCommit(field, parents.split(" ")[0] or None, authored, committed, subject, []))
-            at += _FIELDS
+    fields = iter(said.decode(errors="replace").split("\0"))
+    for field in fields:
+        entry = field.lstrip("\n")
+        if entry.startswith(":"):
+            found[-1].changes.append(parse_change(entry, fields))
+        elif entry:
+            parents, authored, committed, subject = islice(fields, _FIELDS - 1)
+            found.append(RawCommit(entry, parents.split(" ")[0] or None, authored, committed, subject, []))
     return found[::-1]
 
 
@@ -88,9 +91,8 @@ def known_contents(clone: Clone, hashes: Iterable[str]) -> dict[str, bytes]:
     return {name: content for name, content in held if content is not None}
 
 
-def parse_change(raw: str, path: str) -> RawChange:
-    """A file's entry, `:mode mode hash hash status`, and the path behind it."""
-    old_mode, new_mode, old, new, status = raw[1:].split(" ")
-    return RawChange(
-        status[0], path, None, None if old_mode in _NO_FILE else old, None if new_mode in _NO_FILE else new
-    )
+def parse_change(entry: str, fields: Iterator[str]) -> RawChange:
+    """A file's entry, `:mode mode hash hash status`, with the path that it takes off `fields`; of a rename, both."""
+    old_mode, new_mode, old, new, status = entry[1:].split(" ")
+    old_path = next(fields) if status[0] in "RC" else None
+    return RawChange(status[0], next(fields), old_path, (old_mode, new_mode), (old, new))

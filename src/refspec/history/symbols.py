@@ -355,15 +355,12 @@ def _look_elsewhere(clone: Clone, commits: Sequence[_Commit], blobs: _Blobs, pat
 def _parsed_diff_tree(said: bytes) -> dict[str, list[RawChange]]:
     found: dict[str, list[RawChange]] = {}
     changes: list[RawChange] = []
-    fields = said.decode(errors="replace").split("\0")
-    at = 0
-    while at < len(fields):
-        if fields[at].startswith(":"):
-            changes.append(parse_change(fields[at], fields[at + 1]))
-            at += 1
-        elif fields[at].strip():
-            changes = found.setdefault(fields[at].strip(), [])
-        at += 1
+    fields = iter(said.decode(errors="replace").split("\0"))
+    for entry in fields:
+        if entry.startswith(":"):
+            changes.append(parse_change(entry, fields))
+        elif entry.strip():
+            changes = found.setdefault(entry.strip(), [])
     return found
 
 
