@@ -657,6 +657,23 @@ def test_clones_that_lack_something(repository: tuple[Path, list[str]], tmp_path
     assert parent_of(blobless, commits[1]) == commits[0]
 
 
+def test_contents_that_a_clone_lacks_are_told_once(tmp_path: Path) -> None:
+    """A work tree brings those of its commit, so that those of the one before are missing."""
+    files = [f"{FOLDER}/{n}.py" for n in range(5)]
+    make_history(
+        tmp_path / "r",
+        [
+            Step("a (#1)", {file: LONG for file in files}),
+            Step("b (#2)", {file: f"{LONG}X = 1\n" for file in files}),
+        ],
+    )
+    blobless = clone(tmp_path / "r", tmp_path / "blobless", "--filter=blob:none")
+    told = CliRunner().invoke(app, ["history", "moved", "#2", "--clone", str(blobless)])
+    assert told.exit_code == 1
+    assert told.stderr.startswith("refspec: this clone lacks contents of 5 Python files of 5, so ")
+    assert told.stderr.count("\n") == 1
+
+
 def test_git_is_started_as_often_for_many_files_as_for_few(repository: tuple[Path, list[str]], tmp_path: Path) -> None:
     many = tmp_path / "many"
     make_history(
