@@ -32,9 +32,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How wide tables are must not depend on the terminal that the tests are started from.
-for name in ("COLUMNS", "LINES"):
-    os.environ.pop(name, None)
+# What is printed must not depend on the terminal that the tests are started from, or on the language, the colours, the
+# pager and the clone of SGLang that are wished for there.
+TERMINAL = ("COLUMNS", "LINES", "COLORTERM", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+for name in [name for name in os.environ if name in (*TERMINAL, "LANGUAGE", "REFSPEC_SGLANG") or name[:3] == "LC_"]:
+    del os.environ[name]
+os.environ |= {"LANG": "C.UTF-8", "TERM": "xterm", "PAGER": "cat"}
 
 torch.set_num_threads(1)  # the matrices here are so small that a second thread costs more than it brings
 

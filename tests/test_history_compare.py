@@ -266,7 +266,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
 @pytest.fixture
 def run(repository: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("REFSPEC_SGLANG", str(repository[0]))
-    monkeypatch.delenv("COLUMNS", raising=False)
     return lambda *arguments: CliRunner().invoke(app, ["history", "compare", *arguments])
 
 
@@ -369,7 +368,6 @@ def test_after_its_end_the_commit_before_that_is_named(tmp_path: Path) -> None:
 
 
 def test_the_list_needs_no_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("REFSPEC_SGLANG", raising=False)
     monkeypatch.setenv("REFSPEC_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     told = CliRunner().invoke(app, ["history", "compare"])

@@ -61,11 +61,8 @@ class Outcome:
 
 
 def run(*arguments: str | Path, columns: int | None = None) -> Outcome:
-    result = CliRunner().invoke(
-        app,
-        ["history", "dir", *map(str, arguments)],
-        env={"COLUMNS": str(columns) if columns else None, "LC_ALL": "C.UTF-8", "REFSPEC_SGLANG": None},
-    )
+    environment = {"COLUMNS": str(columns)} if columns else {}
+    result = CliRunner().invoke(app, ["history", "dir", *map(str, arguments)], env=environment)
     return Outcome(result.exit_code, result.stdout, result.stderr)
 
 

@@ -282,7 +282,6 @@ def test_the_command_prints_json(repository: Path) -> None:
 
 def test_the_command_works_without_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("REFSPEC_SGLANG", raising=False)
     monkeypatch.setenv("REFSPEC_CACHE", str(tmp_path / "none"))
     status, out, err = run("eagle_worker.py")
     assert (status, err) == (0, "")

@@ -38,13 +38,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("COLUMNS", "REFSPEC_SGLANG", "FORCE_COLOR", "LC_ALL", "LC_MESSAGES", "LANG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PAGER", "cat")
-
-
 def run(*arguments: str | Path, status: int = 0) -> str:
     result = CliRunner().invoke(app, ["history", "log", *map(str, arguments)])
     assert result.exit_code == status, result.output

@@ -551,7 +551,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
 @pytest.fixture
 def run(repository: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("REFSPEC_SGLANG", str(repository[0]))
-    monkeypatch.delenv("COLUMNS", raising=False)
     return lambda *arguments: CliRunner().invoke(app, ["history", "moved", *arguments])
 
 
@@ -632,7 +631,6 @@ def test_all_of_the_repository(run: Run) -> None:
 
 
 def test_without_a_clone_one_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("REFSPEC_SGLANG", raising=False)
     monkeypatch.setenv("REFSPEC_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     told = CliRunner().invoke(app, ["history", "moved", "27607"])

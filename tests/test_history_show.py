@@ -70,13 +70,6 @@ def commits(repository: Path) -> list[str]:
     return git(repository, "log", "--reverse", "--format=%H").splitlines()
 
 
-@pytest.fixture(autouse=True)
-def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("COLUMNS", "REFSPEC_SGLANG", "FORCE_COLOR", "LC_ALL", "LC_MESSAGES", "LANG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PAGER", "cat")
-
-
 def run(*arguments: str | Path, status: int = 0) -> tuple[str, str]:
     result = CliRunner().invoke(app, ["history", *map(str, arguments)])
     assert result.exit_code == status, result.output

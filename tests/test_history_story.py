@@ -32,11 +32,8 @@ class Outcome:
 
 
 def run(*arguments: str | Path, columns: int | None = None) -> Outcome:
-    result = CliRunner().invoke(
-        app,
-        ["history", "story", *map(str, arguments)],
-        env={"COLUMNS": str(columns) if columns else None, "REFSPEC_SGLANG": None},
-    )
+    environment = {"COLUMNS": str(columns)} if columns else {}
+    result = CliRunner().invoke(app, ["history", "story", *map(str, arguments)], env=environment)
     return Outcome(result.exit_code, result.stdout, result.stderr)
 
 

@@ -341,7 +341,6 @@ def test_the_command_prints_json(repository: Path) -> None:
 
 def test_the_command_refuses_in_one_line(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("REFSPEC_SGLANG", raising=False)
     monkeypatch.setenv("REFSPEC_CACHE", str(tmp_path / "none"))
     assert run("a-b", "--clone", repository) == (
         2,
