@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -312,3 +314,23 @@ def test_a_folder_that_is_named_and_new(tmp_path: Path) -> None:
     with place(tmp_path / "a" / "b") as folder:
         assert folder == tmp_path / "a" / "b"
     assert folder.is_dir()
+
+
+def test_ended_by_a_signal_while_git_works(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """git ends too, and what it goes on to write until then is removed with the rest."""
+    script = temporary.parent / "bin/git"
+    script.parent.mkdir()
+    script.write_text(
+        f'#!/bin/sh\ncase " $* " in *" fast-import "*)\n'
+        f"kill -TERM {os.getpid()}\n"
+        "i=0; while [ $i -lt 100 ]; do i=$((i+1)); mkdir -p .git/$i; sleep 0.02; done;;\nesac\n"
+        f'exec "{shutil.which("git")}" "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert run() == (143, "", "")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(temporary.iterdir()) == []

@@ -525,3 +525,109 @@ def test_as_it_is_run(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (status, err, document["contents"], document["folder"]) == (0, "", "all", str(tmp_path / "c"))
     assert "--clone c" in run("c")[1]
     assert run("--full", "--no-contents")[0] == 2
+
+
+# --- who owns it, which git, and what is shown
+
+
+def old_git(tmp_path: Path, said: str) -> Path:
+    """A folder with a git that answers so when it is asked for its version, and notes what else it is asked for."""
+    script = tmp_path / "old/git"
+    script.parent.mkdir()
+    script.write_text(
+        f'#!/bin/sh\ncase " $* " in *" version "*) echo "{said}"; exit;; esac\n'
+        f'echo "$*" >>{tmp_path}/calls\nexec "{shutil.which("git")}" "$@"\n'
+    )
+    script.chmod(0o755)
+    return script.parent
+
+
+def test_a_clone_of_another_user(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused before anything in it is removed, and before a program that its settings name could run."""
+    made(tmp_path / "c", origin)
+    git(tmp_path / "c", "config", "remote.origin.uploadpack", f"touch {tmp_path}/ran; git-upload-pack")
+    (tmp_path / "c/shallow.lock").touch()
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    status, out, err = run(tmp_path / "c")
+    assert (status, out) == (1, "")
+    assert err.startswith(f"refspec: git refuses {tmp_path}/c, which belongs to another user; if you trust it, run: ")
+    assert (tmp_path / "c/shallow.lock").exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_two_that_make_it_at_once(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is done between two steps of ours, and at work from then on."""
+    real = os.rename
+    locks = []
+
+    def late(made_here: str, folder: str) -> None:
+        monkeypatch.setattr(os, "rename", real)
+        made(tmp_path / "c", origin)
+        locks.append(os.open(tmp_path / "c", os.O_RDONLY))
+        fcntl.flock(locks[0], fcntl.LOCK_EX)
+        real(made_here, folder)
+
+    monkeypatch.setattr(os, "rename", late)
+    try:
+        said = run(tmp_path / "c", "--from", f"file://{origin}")
+    finally:
+        os.close(locks[0])
+    assert said == (1, "", f"refspec: another refspec history clone is at work in {tmp_path}/c\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "complaint"),
+    [
+        ("git version 2.17.1", (), "git 2.17.1 is too old: 2.25 or newer is needed\n"),
+        ("git version 2.28.0", (), "bringing contents of some files alone needs git 2.29 or newer (or --full for"),
+        ("git version 2.35.9", ("--full", "c"), "bringing all contents to a clone that was made without them needs"),
+    ],
+)
+def test_a_git_that_is_too_old(
+    origin: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    options: tuple[str, ...],
+    complaint: str,
+) -> None:
+    """Nothing is fetched first."""
+    if options:
+        made(tmp_path / "c", origin, contents=False)
+    monkeypatch.setenv("PATH", str(old_git(tmp_path, version)), prepend=os.pathsep)
+    status, out, err = run(*options, *([] if options else ["c", "--from", f"file://{origin}"]))
+    assert (status, out) == (1, "")
+    assert err.startswith(f"refspec: {complaint}")
+    calls = (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else ""
+    assert "fetch" not in calls.replace("fetch.", "")
+    assert "ls-remote" not in calls
+    assert bool(options) == (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("https://user:p@ss@h/x", "https://h/x"),
+        ("https://user:p/ss@h/x", "https://h/x"),
+        ("https:/user:secret@h/x", "https:/h/x"),
+        ("https://token@h:8/x", "https://h:8/x"),
+        ("user:secret@h:x", "h:x"),
+        ("git@h:a/b.git", "git@h:a/b.git"),
+        ("https://h/x", "https://h/x"),
+        ("file:///a@b/c", "file:///a@b/c"),
+        ("/a:b@c", "/a:b@c"),
+    ],
+)
+def test_passwords_are_not_shown(source: str, shown: str) -> None:
+    """Neither whole, nor the parts that git takes for a host or a port."""
+    assert cloning.without_password(source) == shown
+    said = cloning._hidden(f"fatal: unable to access '{source}/': no host user, no port p or secret", source)
+    told = {"p@ss": "no host user, no port ... or secret", "secret": "no host user, no port p or ..."}
+    password = "secret" if "secret" in source else "p@ss" if "user" in source else ""
+    assert said == f"fatal: unable to access '{shown}/': {told.get(password, 'no host user, no port p or secret')}"
+
+
+@pytest.mark.parametrize("command", [("clone", ""), ("bisect-demo", "--keep", ""), ("log", "--clone", "")])
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["history", *command])
+    assert (done.exit_code, done.stdout, "an empty path" in done.stderr) == (2, "", True)

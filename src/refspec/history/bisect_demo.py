@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from refspec.history import catalogue, demo_repository
 from refspec.history.clone import GitError, HistoryError, git_in
+from refspec.history.cloning import end
 from refspec.history.demo_repository import BAD, FIRST_SECOND, GOOD, NUM_STEPS, USUAL_PLACE
 
 REPOSITORY = "drafter"  # folders and files below the one that the lesson takes place in
@@ -151,7 +153,10 @@ def place(keep: Path | None = None) -> Iterator[Path]:
     """
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="refspec-bisect-") as name:
-            yield Path(name).resolve()
+            try:
+                yield Path(name).resolve()
+            finally:
+                _emptied(Path(name))
         return
     if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise HistoryError(f"{keep} is there already: name a folder that does not exist, or an empty one")
@@ -222,23 +227,28 @@ class _Repository:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        self._git = git_in(folder)
+        self._program = git_in(folder).GIT_PYTHON_GIT_EXECUTABLE or "git"
 
     def git(self, *arguments: str, stdin: str = "", allowed: Sequence[int] = (0,)) -> str:
         """What git prints. Raises GitError if it ends otherwise than allowed."""
-        with tempfile.TemporaryFile() as given:
-            given.write(stdin.encode())
-            given.seek(0)
-            status, said, complaint = self._git.execute(
-                [self._git.GIT_PYTHON_GIT_EXECUTABLE or "git", *arguments],
-                istream=given,
-                with_extended_output=True,
-                with_exceptions=False,
-                strip_newline_in_stdout=False,
-            )
-        if status not in allowed:
-            raise GitError(f"git {arguments[0]} failed in {self.folder}: {' '.join(str(complaint).split())}")
-        return str(said)
+        process = subprocess.Popen(
+            [self._program, *arguments],
+            cwd=self.folder,
+            env=os.environ | {"LC_ALL": "C"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            said, complaint = process.communicate(stdin.encode())
+        except BaseException:
+            end(process)
+            raise
+        if process.returncode not in allowed:
+            told = " ".join(complaint.decode(errors="replace").split())
+            raise GitError(f"git {arguments[0]} failed in {self.folder}: {told}")
+        return said.decode(errors="replace")
 
     def make(self, changes: Sequence[demo_repository.Change]) -> None:
         """Its commits, at once; the last is checked out."""
@@ -304,8 +314,16 @@ def _no_settings(home: Path) -> Iterator[None]:
 
 
 def _emptied(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+    """Removes what is in it. A process that was ended while it was being started may write for a moment yet."""
+    for wait in (0.02, 0.1, 0.5, 2.0, 0.0):
+        try:
+            for entry in folder.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+            return
+        except OSError:
+            if not wait:
+                raise
+            time.sleep(wait)

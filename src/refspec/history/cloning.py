@@ -9,6 +9,7 @@ it is asked for it is partial: of the contents of files it has what the commands
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
-from refspec.history.clone import ELSEWHERE, MAIN_LINES, OURS, Clone, GitError, HistoryError, reason
+from refspec.history.clone import ELSEWHERE, MAIN_LINES, OURS, Clone, GitError, HistoryError, git_in, reason
 
 CONTENTS = (DIRECTORY,)
 # Where claims look besides: at which revisions, into which files.
@@ -54,6 +55,7 @@ _SETTINGS = (
     "fetch.recurseSubmodules=false fetch.unpackLimit=1 fetch.writeCommitGraph=false gc.auto=0 http.lowSpeedLimit=1 "
     "http.lowSpeedTime=60 maintenance.auto=false"
 ).split()
+_SCHEME = re.compile(r"([A-Za-z][\w+.-]*:/+|)(.*)", re.DOTALL)
 _HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 Tell = Callable[[str], None]
@@ -92,10 +94,16 @@ def make_clone(
     the source cannot be read, or the connection breaks: what has come until then is kept.
     """
     folder = folder.resolve()
+    version = git_in(Path(os.sep)).version_info  # wherever it runs
     if not _is_ours(folder):
+        if not full:
+            _check_version(version, full=False, contents=contents)
         _make_empty(folder, checked_source(REPOSITORY if source is None else source), full, tell)
+    _check_owner(folder)
     with _locked(folder) as lock:
         repository = _Repository(folder, lock, tell)
+        if repository.is_partial:
+            _check_version(version, full=full, contents=contents)
         if source is not None and checked_source(source) != repository.url:
             was, asked = without_password(repository.url), without_password(source)
             raise HistoryError(f"{folder} is a clone of {was}: name another folder for one of {asked}")
@@ -132,9 +140,10 @@ def make_clone(
 def checked_source(source: str) -> str:
     """The source as git is to have it: a URL as it is, a path in full. Raises HistoryError for what is neither."""
     if source.startswith("-"):
-        raise HistoryError(f"a source cannot begin with '-': {source} (a folder of that name is ./{source})")
+        shown = without_password(source)
+        raise HistoryError(f"a source cannot begin with '-': {shown} (a folder of that name is ./{shown})")
     if "::" in source or any(c < " " for c in source):
-        raise HistoryError(f"neither a URL nor a path: {source!r}")
+        raise HistoryError(f"neither a URL nor a path: {without_password(source)!r}")
     scheme, is_url, _ = source.partition("://")
     if is_url:
         if scheme not in TRANSPORTS:
@@ -147,12 +156,15 @@ def checked_source(source: str) -> str:
         return str(path.resolve())
     if re.match(r"[^/]+:", source) and not path.exists():  # as in git@host:path
         return source
-    raise HistoryError(f"no such repository: {source}")
+    raise HistoryError(f"no such repository: {without_password(source)}")
 
 
 def without_password(source: str) -> str:
-    """The source, to be shown."""
-    return re.sub(r"(?<=://)[^/@]*@", "", source)
+    """The source, to be shown: of what may hold a password, that which stands behind the last "@"."""
+    scheme, rest = _SCHEME.fullmatch(source).groups()  # type: ignore[union-attr] # it matches any text
+    before, _, behind = rest.rpartition("@")
+    is_path = source.startswith("/") or scheme.startswith("file:")
+    return source if is_path or not (scheme or ":" in before) else scheme + behind
 
 
 def write_commit_graph(clone: Clone) -> int:
@@ -195,8 +207,13 @@ class _Repository:
         self.url = settings.get("remote.origin.url", "")
         self._main_line = settings.get("remote.origin.fetch", "")  # +THEIR_NAME:OUR_NAME
         if not (self.url and self._main_line):
-            raise HistoryError(f"{folder} is damaged: remove it, or name another folder")
+            raise _damaged(folder)
         self._filter = settings.get("remote.origin.partialclonefilter", "")
+
+    @property
+    def is_partial(self) -> bool:
+        """Is it made without contents?"""
+        return bool(self._filter)
 
     def say(self, step: str) -> None:
         """Tells which step comes now."""
@@ -233,7 +250,6 @@ class _Repository:
     def bring_everything(self) -> None:
         """Of a partial clone, the contents of all files: one step, since servers take long to choose among them."""
         if self._filter:
-            self._check_version(OLDEST_GIT_TO_REFETCH, "bringing all contents to a clone that was made without them")
             self.say("everything once more, with all contents")
             self._fetch("--refetch", "--no-filter", "--no-tags", "origin", self._main_line, "+refs/tags/*:refs/tags/*")
             self.forget_filter()
@@ -241,8 +257,6 @@ class _Repository:
     def bring_contents(self) -> None:
         """The contents that are `missing`."""
         missing = self.missing()
-        if missing:
-            self._check_version(OLDEST_GIT_FOR_CONTENTS, "bringing contents of some files alone")
         for at in range(0, len(missing), CONTENTS_STEP):
             self.say(f"contents, {at} of {len(missing)}")
             batch = "".join(f"{hash_}\n" for hash_ in missing[at : at + CONTENTS_STEP]).encode()
@@ -275,11 +289,6 @@ class _Repository:
         for name in ("remote.origin.promisor", "remote.origin.partialCloneFilter", "extensions.partialClone"):
             self.git("config", "--unset", name, allowed=(0, 5))
 
-    def _check_version(self, oldest: tuple[int, int], purpose: str) -> None:
-        if tuple(map(int, re.findall(r"\d+", self.git("version"))[:2])) < oldest:
-            oldest_name = ".".join(map(str, oldest))
-            raise GitError(f"{purpose} needs git {oldest_name} or newer (or --full for a clone in a new folder)")
-
     def _boundary(self) -> str:
         """Where history is cut off: hashes of commits, "" if it is whole."""
         try:
@@ -295,19 +304,19 @@ class _Repository:
 
     def _run(self, arguments: tuple[str, ...], stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> tuple[str, str]:
         tell, step = self._tell, self._step
-        follow = (lambda line: tell(f"{step}: {line}")) if tell else None
+        follow = (lambda line: tell(f"{step}: {_hidden(line, self.url)}")) if tell else None
         status, said, complaint = _run_git(
             (f"--git-dir={self.folder}", *arguments), stdin=stdin, tell=follow, keep=(self._lock,)
         )
         if status not in allowed:
-            raise _failure(complaint, self.folder, without_password(self.url))
+            raise _failure(complaint, self.folder, self.url)
         return said, complaint
 
 
 def _make_empty(folder: Path, source: str, full: bool, tell: Tell | None) -> None:
     """Makes the clone without anything in it. It appears in `folder` at once, with all its settings, or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise HistoryError(f"{folder} holds something else: name a new folder, or an empty one")
+        raise _something_else(folder)
     if tell:
         tell("asking the source")
     main_line, object_format = _main_line_of(source, folder)
@@ -332,14 +341,21 @@ def _make_empty(folder: Path, source: str, full: bool, tell: Tell | None) -> Non
             status, _, complaint = _run_git(arguments)
             if status:
                 raise _failure(complaint, folder, source)
-        os.rename(made, folder)
+        try:
+            os.rename(made, folder)
+        except OSError as error:
+            # Of two that make it at once, the later goes on with what the earlier made, or finds it at work.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if not _is_ours(folder):
+                raise _something_else(folder) from None
 
 
 def _main_line_of(source: str, folder: Path) -> tuple[str, list[str]]:
     """The source's name for the main line, and the option that git needs to make a repository with such hashes."""
     status, said, complaint = _run_git(("ls-remote", "--symref", "--", source, "HEAD", "main", "master"))
     if status:
-        raise _failure(complaint, folder, without_password(source))
+        raise _failure(complaint, folder, source)
     refs: dict[str, str] = {}
     pointed = ""  # the branch that HEAD is on; of another name than those asked for, its commit is HEAD's
     for line in said.splitlines():
@@ -354,6 +370,42 @@ def _main_line_of(source: str, folder: Path) -> tuple[str, list[str]]:
         if name in refs:
             return name, ["--object-format=sha256"] if len(refs[name]) == 64 else []
     raise HistoryError(f"{without_password(source)} has no branch main, no branch master, and none that its HEAD is on")
+
+
+def _something_else(folder: Path) -> HistoryError:
+    return HistoryError(f"{folder} holds something else: name a new folder, or an empty one")
+
+
+def _damaged(folder: Path) -> HistoryError:
+    return HistoryError(f"{folder} is damaged: remove it, or name another folder")
+
+
+def _check_version(version: tuple[int, ...], *, full: bool, contents: bool) -> None:
+    """Can this git bring what is asked for to a clone that was made without contents? Raises GitError if not."""
+    if full:
+        oldest, purpose = OLDEST_GIT_TO_REFETCH, "bringing all contents to a clone that was made without them"
+    else:
+        oldest, purpose = OLDEST_GIT_FOR_CONTENTS, "bringing contents of some files alone"
+    if (full or contents) and version[:2] < oldest:
+        needed = ".".join(map(str, oldest))
+        raise GitError(
+            f"{purpose} needs git {needed} or newer (or --full for a clone in a new folder, or --no-contents)"
+        )
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises GitError if git refuses the folder, as one of another user's: its settings may start programs.
+
+    git asks who a repository belongs to where it finds one itself, but not where --git-dir names one.
+    """
+    try:
+        found = Clone(folder).git_dir.resolve()
+    except GitError as error:
+        if "not a git repository" in str(error):
+            raise _damaged(folder) from None
+        raise
+    if found != folder:
+        raise _damaged(folder)  # what was found is around it
 
 
 def _is_ours(folder: Path) -> bool:
@@ -409,7 +461,7 @@ def _run_git(
             status = process.wait()
         except BaseException:
             if process:
-                _end(process)
+                end(process)
             raise
         printed.seek(0)
         return status, printed.read().decode(errors="surrogateescape"), complaint
@@ -452,7 +504,8 @@ def _followed(process: subprocess.Popen[bytes], tell: Tell | None) -> str:
     return (kept + rest).decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that leads a session of its own, and whatever it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -463,13 +516,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _failure(complaint: str, folder: Path, source: str) -> HistoryError:
     """What became of it, and what to do."""
+    url, source = source, without_password(source)
     again = "the same command, run again, goes on from here"
     if "No space left" in complaint or "Disk quota" in complaint:
         return GitError(f"the disk is full: make room for {folder}; {again}")
     if re.search(r"does(?:n't| not) appear to be a git repo|[Rr]epository .*not found|does not exist", complaint):
         return GitError(f"there is no repository at {source}")
     if "not a git repository" in complaint:
-        return GitError(f"{folder} is damaged: remove it, or name another folder")
+        return _damaged(folder)
     if "unadvertised object" in complaint:
         return GitError(
             f"{source} hands out no single objects: refspec history clone --full in a new folder needs none"
@@ -479,8 +533,21 @@ def _failure(complaint: str, folder: Path, source: str) -> HistoryError:
         r"|Could not read from remote|hung up|early EOF|RPC failed|unexpected disconnect|timed out",
         complaint,
     ):
-        return GitError(f"cannot reach {source}: {without_password(_cause(complaint))} ({again})")
-    return GitError(f"git cannot make the clone in {folder}: {without_password(reason(complaint))} ({again})")
+        return GitError(f"cannot reach {source}: {_hidden(_cause(complaint), url)} ({again})")
+    return GitError(f"git cannot make the clone in {folder}: {_hidden(reason(complaint), url)} ({again})")
+
+
+def _hidden(said: str, source: str) -> str:
+    """What git said, without a password that stands in `source`, whole or in parts."""
+    shown = without_password(source)
+    if shown != source:
+        said = said.replace(source, shown)
+        scheme, rest = _SCHEME.fullmatch(source).groups()  # type: ignore[union-attr] # it matches any text
+        user, _, password = rest.rpartition("@")[0].partition(":")
+        secret = password or ("" if scheme.startswith("ssh") else user)
+        for part in filter(None, re.split(r"[:/@]", secret)):
+            said = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", "...", said)
+    return re.sub(r"((?<!file):/+)[^\s/]*@", r"\1", said)  # of another, which the server points to
 
 
 def _cause(complaint: str) -> str:

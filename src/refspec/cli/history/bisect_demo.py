@@ -12,7 +12,7 @@ import typer
 
 from refspec.cli.command_line import UsageError
 from refspec.cli.diff_colours import styled
-from refspec.cli.history.options import Json, Pager
+from refspec.cli.history.options import Json, Pager, place
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history import bisect_demo as lessons
 from refspec.history import catalogue, demo_repository
@@ -27,7 +27,8 @@ LABELS = {"good": "green", "bad": "red", "skip": "yellow"}
 
 def bisect_demo(
     keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="DIR", help="Make the repository there, and leave it there.")
+        Path | None,
+        typer.Option("--keep", metavar="DIR", parser=place, help="Make the repository there, and leave it there."),
     ] = None,
     where: Annotated[
         int,

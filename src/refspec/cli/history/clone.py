@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from refspec.cli.command_line import UsageError, shows_progress
-from refspec.cli.history.options import Json
+from refspec.cli.history.options import Json, place
 from refspec.cli.history.output import console, print_json, shown
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.sources import own_clone
@@ -19,7 +19,10 @@ from refspec.history.sources import own_clone
 
 def clone(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Where; default: refspec's cache folder.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]", parser=place, help="Where; default: refspec's cache folder.", show_default=False
+        ),
     ] = None,
     source: Annotated[
         str | None,
@@ -40,10 +43,10 @@ def clone(
         raise UsageError("--full and --no-contents rule each other out")
     from refspec.history.cloning import make_clone
 
-    place = folder if folder is not None else own_clone()
+    where = folder if folder is not None else own_clone()
     try:
         with _progress() if shows_progress(as_json) else nullcontext() as tell:
-            made = make_clone(place, source, full=full, contents=contents, tell=tell)
+            made = make_clone(where, source, full=full, contents=contents, tell=tell)
     except KeyboardInterrupt:
         typer.echo("refspec: interrupted; the same command, run again, goes on from here", err=True)
         raise typer.Exit(130) from None

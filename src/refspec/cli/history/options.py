@@ -13,11 +13,20 @@ from refspec.history.clone import HistoryError
 from refspec.history.paths import path_in_repository
 from refspec.history.sources import Source, find_source
 
+
+def place(text: str) -> Path:
+    """A folder that was named. An empty name, as of a variable that is not set, is not taken for the current one."""
+    if not text:
+        raise typer.BadParameter("an empty path; the current folder is .")
+    return Path(text)
+
+
 ClonePath = Annotated[
     Path | None,
     typer.Option(
         "--clone",
         metavar="PATH",
+        parser=place,
         envvar="REFSPEC_SGLANG",
         show_envvar=True,
         help="A clone of SGLang; default: the one around the current folder, else refspec's own.",
