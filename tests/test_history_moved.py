@@ -661,8 +661,8 @@ def test_contents_that_a_clone_lacks_are_told_once(tmp_path: Path) -> None:
     make_history(
         tmp_path / "r",
         [
-            Step("a (#1)", {file: LONG for file in files}),
-            Step("b (#2)", {file: f"{LONG}X = 1\n" for file in files}),
+            Step("a (#1)", dict.fromkeys(files, LONG)),
+            Step("b (#2)", dict.fromkeys(files, f"{LONG}X = 1\n")),
         ],
     )
     blobless = clone(tmp_path / "r", tmp_path / "blobless", "--filter=blob:none")
