@@ -910,10 +910,13 @@ def test_every_command_that_asks_a_clone_is_tried_on_all_kinds() -> None:
     assert asking == {line[0] for line in COMMANDS}
 
 
+OF_FEW_VALUES = ("boolean", "int", "integer", "int range", "integer range", "choice")
+
+
 def taking_texts(command: str) -> set[str | None]:
     """The parameters of a command that take whatever is typed."""
     parameters = typer.main.get_command(app).commands["history"].commands[command].params  # type: ignore[attr-defined]
-    return {parameter.name for parameter in parameters if parameter.type.name in ("str", "text", "path")}
+    return {parameter.name for parameter in parameters if parameter.type.name not in OF_FEW_VALUES}
 
 
 # --- how much git is run
