@@ -387,7 +387,7 @@ def test_doctor_says_what_is_missing(
     assert all(
         need["remedy"] for need in document["needs"] if not need["ok"] and need["need"] != "contents of the folder"
     )
-    assert document["commands"]["symbol, lines, follow"]["ok"] == (not {*lacking} - {"tags"})
+    assert document["commands"]["lines"]["ok"] == (not {*lacking} - {"tags"})
 
 
 def test_doctor_counts_missing_contents(origin: Path, tmp_path: Path, known: None) -> None:

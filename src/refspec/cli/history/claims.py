@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError, shows_progress
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.wording import plural
 from refspec.history import catalogue
@@ -208,8 +208,7 @@ def _sum_up(out: Console, where: Source, found: Sequence[Verdict], reasons: bool
 
 def _document(where: Source, found: Sequence[Verdict]) -> dict[str, Any]:
     return {
-        "clone": str(where.clone.folder) if where.clone else None,
-        "why": where.why,
+        **source_json(where),
         "main": {"name": where.clone.main.name, "commit": where.clone.main.commit} if where.clone else None,
         "claims": [
             {

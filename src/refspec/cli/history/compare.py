@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from refspec.cli.history.options import ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import ClonePath, Json, Pager, source_json, source_of
 from refspec.cli.history.output import UNBOUNDED, paged, print_json, shown
 from refspec.printable import printable
 
@@ -53,7 +53,7 @@ def compare(
     commit = commit_in(source, at) if at is not None else asked.main.commit
     found = compare_at(asked, operation, commit, kind)
     if as_json:
-        print_json(asdict(found))
+        print_json(source_json(source) | asdict(found))
         return
     (title,) = titles(asked, commit)
     with paged(pager) as out:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_of
+from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import file_json, print_files, print_patches
 from refspec.cli.wording import plural
@@ -52,6 +52,7 @@ def diff(
                 del file["patch"]
         print_json(
             {
+                **source_json(source),
                 "from": {"word": old.word, "reading": old.reading, "hash": old.hash, "note": old.note},
                 "to": {"word": new.word, "reading": new.reading, "hash": new.hash, "note": new.note},
                 "paths": given,

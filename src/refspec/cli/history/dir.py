@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pager, language, source_of
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pager, language, source_json, source_of
 from refspec.cli.history.output import UNBOUNDED, ascii_only, bar, paged, plain, print_json, shown
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.directory import Growth, Snapshot, growth_at, growth_of_releases, is_version
@@ -313,7 +313,7 @@ def _readable(names: Iterable[str] | None) -> list[str] | None:
 def _document(source: Source, growth: Growth, rows: tuple[Snapshot, ...]) -> dict[str, Any]:
     return {
         "directory": DIRECTORY,
-        "clone": str(source.clone.folder) if source.clone else None,
+        **source_json(source),
         "snapshots": [
             {
                 "name": row.name,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from refspec.cli.history.options import ClonePath, Json, source_of
+from refspec.cli.history.options import ClonePath, Json, source_json, source_of
 from refspec.cli.history.output import console, print_json, print_rows, shown
 from refspec.history.cloning import write_commit_graph
 from refspec.history.inspection import FROM_THE_CATALOGUE, NEEDS, Examination, examine
@@ -70,11 +70,14 @@ def _show(source: Source, seen: Examination, written: int | None) -> None:
 
 def _document(source: Source, seen: Examination | None, written: int | None) -> dict[str, Any]:
     return {
-        "clone": str(source.clone.folder) if source.clone else None,
-        "why": source.why,
+        **source_json(source),
         "ok": bool(seen and seen.ok),
         "needs": [asdict(finding) for finding in seen.findings] if seen else [],
-        "commands": {command: {"ok": not seen.lacks(command), "lacks": seen.lacks(command)} for command in NEEDS}
+        "commands": {
+            name.split()[0]: {"ok": not seen.lacks(commands), "lacks": seen.lacks(commands)}
+            for commands in NEEDS
+            for name in commands.split(", ")
+        }
         if seen
         else {},
         "git_version": seen.git_version if seen else None,

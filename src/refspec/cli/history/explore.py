@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 
-from refspec.cli.history.commit_view import read
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_of
+from refspec.cli.history.commit_view import commit_json, read
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_json, source_of
 from refspec.cli.history.output import print_json
 from refspec.history import catalogue
 from refspec.history.clone import HistoryError
@@ -28,8 +28,8 @@ def explore(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_j
     if as_json:
         print_json(
             {
-                "clone": str(source.clone.folder) if source.clone else None,
-                "commits": [asdict(commit) for commit in reversed(commits)],
+                **source_json(source),
+                "commits": [commit_json(commit) for commit in reversed(commits)],
                 "story": [asdict(commit) for commit in catalogue.story()],
                 "releases": [asdict(release) for release in catalogue.releases() if release.files],
             }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refspec.cli.history.events import Row, below, origin, print_events, say_begins
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY, reach
@@ -37,7 +37,7 @@ def follow(
     source = source_of(clone, catalogue_only, as_json)
     life = read_life(source.clone, os.fsencode(file).decode(errors="replace"))
     if as_json:
-        print_json(asdict(life))
+        print_json(source_json(source) | asdict(life))
     else:
         with paged(pager) as out:
             _print(out, life, everywhere=source.clone is not None)

@@ -9,12 +9,13 @@ import typer
 
 from refspec.cli.command_line import UsageError
 from refspec.cli.history.events import event_json, notes_of, origin, say_begins, say_unseen, word_of
-from refspec.cli.history.options import ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import ClonePath, Json, Pager, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import coloured
 from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import HistoryError
+from refspec.history.sources import Source
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +50,7 @@ def lines(
     asked = source.needed("the changes of a function")
     found = read_lines(asked, function, revision)
     if as_json:
-        print_json(_document(found))
+        print_json(_document(source, found))
     else:
         with paged(pager) as out:
             _print(out, found)
@@ -62,8 +63,9 @@ def lines(
         raise typer.Exit(1)
 
 
-def _document(found: FunctionLines) -> dict[str, Any]:
+def _document(source: Source, found: FunctionLines) -> dict[str, Any]:
     return {
+        **source_json(source),
         "place": asdict(found.place),
         "commit": found.commit,
         "ranges": found.ranges,

@@ -17,6 +17,7 @@ from refspec.cli.history.options import (
     Pager,
     language,
     repository_path,
+    source_json,
     source_of,
 )
 from refspec.cli.history.output import UNBOUNDED, bar, cut, paged, plain, print_json, shown
@@ -143,7 +144,7 @@ def _document(
 ) -> dict[str, Any]:
     main, commit = _main(source)
     document: dict[str, Any] = {
-        "source": str(source.clone.folder) if source.clone else "catalogue",
+        **source_json(source),
         "main": main,
         "main_commit": commit,
         "shallow": bool(source.clone and source.clone.is_shallow),

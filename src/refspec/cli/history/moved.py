@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.diff_colours import styled
-from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_of
+from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.paths import readable
+from refspec.history.sources import Source
 from refspec.printable import printable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def moved(
     old = parent_of(asked, new) if after is None else commit_in(source, before)
     result = compare_revisions(asked, old, new, path)
     if as_json:
-        print_json(_document(result, old, new, path, diff))
+        print_json(_document(source, result, old, new, path, diff))
     else:
         with paged(pager) as out:
             _show(out, result, titles(asked, old, new), path, diff)
@@ -184,8 +185,9 @@ def _unique(parts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(parts))
 
 
-def _document(result: Refactoring, old: str, new: str, path: str, diff: bool) -> dict[str, Any]:
+def _document(source: Source, result: Refactoring, old: str, new: str, path: str, diff: bool) -> dict[str, Any]:
     return {
+        **source_json(source),
         "before": old,
         "after": new,
         "path": path,

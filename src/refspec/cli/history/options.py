@@ -59,6 +59,11 @@ def repository_path(path: str) -> str:
         raise UsageError(f"--path: {error}") from None
 
 
+def source_json(source: Source) -> dict[str, str | None]:
+    """What answered, for --json: the clone's folder, or null where the catalogue did; and why that one."""
+    return {"clone": str(source.clone.folder) if source.clone else None, "why": source.why}
+
+
 def language(chosen: str | None) -> Literal["en", "zh"]:
     """What --lang comes to. Raises UsageError for a language that is not spoken here."""
     if chosen not in (None, "zh", "en"):

@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from dataclasses import asdict
 
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_of
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_json, source_of
 from refspec.cli.history.output import ascii_only, bar, print_json, shown
 from refspec.history import catalogue
 
@@ -34,8 +34,7 @@ def overview(clone: ClonePath = None, catalogue_only: CatalogueOnly = False, as_
                 "story": len(catalogue.story()),
                 "claims": len(catalogue.claims()),
                 "reach": asdict(reach),
-                "clone": str(source.clone.folder) if source.clone else None,
-                "why": source.why,
+                **source_json(source),
             }
         )
         return

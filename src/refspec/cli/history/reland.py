@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.command_line import UsageError
-from refspec.cli.history.commit_view import pr_link, read, title
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
+from refspec.cli.history.commit_view import commit_json, pr_link, read, title
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
 from refspec.cli.history.output import cut, paged, print_json, shown
 from refspec.cli.history.patch_view import coloured
 from refspec.cli.wording import plural
@@ -57,7 +57,7 @@ def reland(
     told = _told(source, first, second)
     findings, lack = _findings(source, told)
     if as_json:
-        print_json(_document(told, findings, lines=not stat))
+        print_json(_document(source, told, findings, lines=not stat))
     else:
         with paged(pager) as out:
             _print(out, told, findings, lines=not stat)
@@ -145,27 +145,16 @@ def _pr(commit: Commit) -> str:
 
 
 def _commit_json(commit: Commit | None) -> dict[str, Any] | None:
-    if commit is None:
-        return None
-    return {
-        "hash": commit.hash,
-        "author_date": commit.author_date,
-        "committer_date": commit.committer_date,
-        "pr": commit.pr,
-        "url": pr_link(commit.pr) if commit.pr else None,
-        "subject": commit.subject,
-        "lines_added": commit.lines_added,
-        "lines_deleted": commit.lines_deleted,
-        "files": [change.path for change in commit.changes],
-    }
+    return commit_json(commit) if commit else None
 
 
-def _document(told: Compared, findings: Findings | None, lines: bool) -> dict[str, Any]:
+def _document(source: Source, told: Compared, findings: Findings | None, lines: bool) -> dict[str, Any]:
     def line_json(line: Line) -> dict[str, Any]:
         return {"sign": line.sign, "line": line.number, "text": line.text}
 
     first, revert, second = told
     document: dict[str, Any] = {
+        **source_json(source),
         "first": _commit_json(first),
         "revert": _commit_json(revert),
         "reland": _commit_json(second),

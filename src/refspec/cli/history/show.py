@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refspec.cli.history.commit_view import pr_link
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import file_json, print_files, print_patches
 from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.revisions import Named, find
 from refspec.history.show import Details, details
+from refspec.history.sources import Source
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +50,7 @@ def show(
     named = find(source, commit)
     found = details(source, named, contents=not no_diff, all_files=all_files)
     if as_json:
-        print_json(_document(named, found, patches=not (stat or no_diff)))
+        print_json(_document(source, named, found, patches=not (stat or no_diff)))
     else:
         with paged(pager) as out:
             _print(out, named, found, patches=not (stat or no_diff))
@@ -59,16 +60,20 @@ def show(
         raise typer.Exit(1)
 
 
-def _document(named: Named, found: Details, patches: bool) -> dict[str, Any]:
+def _document(source: Source, named: Named, found: Details, patches: bool) -> dict[str, Any]:
     files = found.comparison.files if found.comparison else None
-    document = asdict(found) | {
-        "word": named.word,
-        "reading": named.reading,
-        "note": named.note,
-        "url": pr_link(found.pr) if found.pr else None,
-        "files": None if files is None else [file_json(file) for file in files],
-        "files_elsewhere": found.comparison.elsewhere if found.comparison else None,
-    }
+    document = (
+        source_json(source)
+        | asdict(found)
+        | {
+            "word": named.word,
+            "reading": named.reading,
+            "note": named.note,
+            "url": pr_link(found.pr) if found.pr else None,
+            "files": None if files is None else [file_json(file) for file in files],
+            "files_elsewhere": found.comparison.elsewhere if found.comparison else None,
+        }
+    )
     del document["comparison"]
     if not patches:
         for file in document["files"] or ():

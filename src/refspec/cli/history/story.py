@@ -10,7 +10,7 @@ import typer
 
 from refspec.cli.diff_colours import styled
 from refspec.cli.history.commit_view import pr_link
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_of
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history import catalogue
 from refspec.history.catalogue import StoryCommit
@@ -52,7 +52,11 @@ def story(
         except HistoryError as error:
             lacking = error
     if as_json:
-        print_json(_document(commit) | {"diff": None if diff is None else [asdict(part) for part in diff]})
+        print_json(
+            source_json(source)
+            | _document(commit)
+            | {"diff": None if diff is None else [asdict(part) for part in diff]}
+        )
     else:
         with paged(pager) as out:
             _show(out, commit, diff)

@@ -20,10 +20,11 @@ from refspec.cli.history.events import (
     say_unseen,
     word_of,
 )
-from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, repository_path, source_of
+from refspec.cli.history.options import ClonePath, Json, Lang, Pager, language, repository_path, source_json, source_of
 from refspec.cli.history.output import paged, print_json, shown
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import HistoryError
+from refspec.history.sources import Source
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +65,7 @@ def symbol(
     asked = source.needed("the life of a name")
     history = read_symbol(asked, name, path)
     if as_json:
-        print_json(_document(history))
+        print_json(_document(source, history))
     else:
         with paged(pager) as out:
             _print(out, history, spoken)
@@ -77,8 +78,9 @@ def symbol(
         raise typer.Exit(1)
 
 
-def _document(history: SymbolHistory) -> dict[str, Any]:
+def _document(source: Source, history: SymbolHistory) -> dict[str, Any]:
     return {
+        **source_json(source),
         "name": history.name,
         "path": history.path,
         "lives": [

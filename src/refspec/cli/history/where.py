@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from refspec.cli.history.options import CatalogueOnly, ClonePath, Json
+from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, source_json
 from refspec.cli.history.output import print_json, print_rows
 from refspec.cli.wording import plural
 from refspec.history import catalogue
@@ -79,8 +79,7 @@ def _catalogue(main: MainLineSeen | None) -> str:
 def _document(source: Source, kind: CloneKind | None) -> dict[str, Any]:
     clone = source.clone
     return {
-        "clone": str(clone.folder) if clone else None,
-        "why": source.why,
+        **source_json(source),
         "git_dir": str(clone.git_dir) if clone else None,
         "common_dir": str(clone.common_dir) if clone else None,
         "kind": asdict(kind) if kind else None,
