@@ -164,7 +164,7 @@ def test_messages_and_diffs_come_from_the_clone(small: Source) -> None:
 
 def test_words_match_titles_files_numbers_days_and_hashes() -> None:
     commit = next(commit for commit in catalogue.commits() if commit.pr == 26997)
-    for words in ("RELAND spec", "#26997", "2026-06-03", "ac99794", "eagle_worker_v2.py tree", ""):
+    for words in ("RELAND spec", "#26997", "2026-06-03", "ac99794", "eagle_worker_v2.py tree", "no.py|#26997|", ""):
         assert matches(commit, words), words
     for words in ("reland nothing", "#2699", "2026-05", "c99794e"):
         assert not matches(commit, words), words

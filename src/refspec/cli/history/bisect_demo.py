@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 from refspec.cli.command_line import UsageError
 from refspec.cli.diff_colours import styled
 from refspec.cli.history.options import Json, Pager, place
-from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.output import paged, print_json, shown, wrapped
 from refspec.history import bisect_demo as lessons
 from refspec.history import catalogue, demo_repository
 from refspec.history.bisect_demo import DemoCommit, Lesson
@@ -186,8 +185,7 @@ def _line(out: Console, text: str, style: str = "") -> None:
 
 
 def _wrapped(out: Console, text: str, width: int, style: str = "", indent: str = "") -> None:
-    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    for line in lines:
+    for line in wrapped(text, width, others=indent):
         out.print(line, style=style or None, soft_wrap=True)
 
 

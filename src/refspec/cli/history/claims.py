@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
-from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.output import paged, print_json, shown, wrapped
 from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.catalogue import CLAIM_LETTERS, Claim
@@ -123,7 +122,7 @@ def _table(out: Console, found: Sequence[Verdict]) -> None:
             for line in _wrapped(out, one.claim.claim, 5):
                 out.print(line, soft_wrap=True)
             continue
-        cells = textwrap.wrap(said, listed), textwrap.wrap(verdict, seen), _wrapped(out, one.claim.claim, beside)
+        cells = wrapped(said, listed), wrapped(verdict, seen), _wrapped(out, one.claim.claim, beside)
         for n, (left, right, text) in enumerate(zip_longest(*cells, fillvalue="")):
             row = Text("" if n else one.claim.id)
             row.pad_right(5 - len(row))
@@ -137,13 +136,7 @@ def _table(out: Console, found: Sequence[Verdict]) -> None:
 def _wrapped(out: Console, text: str, indent: int, hanging: int = 0) -> list[str]:
     """The lines of a text in what the console has of columns, the second and later ones indented further."""
     margin = " " * indent
-    return textwrap.wrap(
-        shown(text),
-        max(out.width, indent + hanging + 10),
-        initial_indent=margin,
-        subsequent_indent=margin + " " * hanging,
-        break_on_hyphens=False,
-    )
+    return wrapped(shown(text), out.width, margin, margin + " " * hanging, break_words=True)
 
 
 def _show(out: Console, where: Source, one: Verdict) -> None:

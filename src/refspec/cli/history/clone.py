@@ -13,6 +13,7 @@ import typer
 from refspec.cli.command_line import UsageError, shows_progress
 from refspec.cli.history.options import Json, place
 from refspec.cli.history.output import console, print_json, shown
+from refspec.cli.wording import size_of
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.sources import own_clone
 
@@ -59,7 +60,7 @@ def clone(
         "folder": f"the contents of {DIRECTORY} and few others",
         "none": f"no contents of files ({made.missing} that commands ask for are missing)",
     }[made.contents]
-    out.print(shown(f"{made.folder}: a clone of {made.source}, {_megabytes(made.size)}"), soft_wrap=True)
+    out.print(shown(f"{made.folder}: a clone of {made.source}, {size_of(made.size)}"), soft_wrap=True)
     out.print(
         shown(f"{made.commits} commits, {made.main_line} at {made.commit[:10]}; {made.tags} tags; {has}"),
         soft_wrap=True,
@@ -78,7 +79,3 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("") as status:
         yield lambda line: status.update(Text(shown(line), no_wrap=True, overflow="ellipsis"))
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from refspec.cli.history.options import ClonePath, Json, Pager, source_json, source_of
-from refspec.cli.history.output import UNBOUNDED, paged, print_json, shown
+from refspec.cli.history.output import UNBOUNDED, paged, print_indented, print_json, shown
 from refspec.printable import printable
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def _list(as_json: bool, pager: bool) -> None:
                 out.print(last, style="bold")
             place = next((p for p in counterpart.places if not p.until), counterpart.places[-1])
             until = f" until {place.until}" if place.until else ""
-            _line(out, 2, f"refspec.{counterpart.ours}", "cyan")
-            _line(out, 2, f"{counterpart.kind}: {place.path}:{place.function}, since {place.since}{until}")
+            print_indented(out, 2, f"refspec.{counterpart.ours}", "cyan")
+            print_indented(out, 2, f"{counterpart.kind}: {place.path}:{place.function}, since {place.since}{until}")
 
 
 def _show(out: Console, found: Beside, revision: str) -> None:
@@ -85,7 +85,7 @@ def _show(out: Console, found: Beside, revision: str) -> None:
         out.print("It is not where the table of counterparts has it at any time; found by its name.", style="yellow")
     for kind, function in found.others:
         option = f" (--kind {kind})" if kind != found.kind else ""
-        _line(out, 0, f"SGLang also has {kind}: {function}{option}", "dim")
+        print_indented(out, 0, f"SGLang also has {kind}: {function}{option}", "dim")
     out.print()
     width = (out.width - BETWEEN) // 2
     if width >= COLUMN and out.width < UNBOUNDED:
@@ -99,7 +99,7 @@ def _show(out: Console, found: Beside, revision: str) -> None:
         out.print(table)
     else:
         for head, function in zip(heads, (found.ours, found.theirs), strict=True):
-            _line(out, 0, head, "cyan")
+            print_indented(out, 0, head, "cyan")
             out.print(_source(out, function))
             out.print()
 
@@ -123,10 +123,3 @@ def _source(out: Console, function: Function) -> RenderableType:
         start_line=function.line,
         word_wrap=True,
     )
-
-
-def _line(out: Console, columns: int, line: str, style: str = "") -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    out.print(Padding(Text(printable(line), style=style), (0, 0, 0, columns), expand=False))

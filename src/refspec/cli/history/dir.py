@@ -5,7 +5,6 @@ Where it says what scripts/spec-dir.sh says, it has the same words, in both lang
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import typer
 
 from refspec.cli.command_line import UsageError
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Lang, Pager, language, source_json, source_of
-from refspec.cli.history.output import UNBOUNDED, ascii_only, bar, paged, plain, print_json, shown
+from refspec.cli.history.output import UNBOUNDED, ascii_only, bar, paged, plain, print_json, shown, wrapped
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.directory import Growth, Snapshot, growth_at, growth_of_releases, is_version
 from refspec.history.paths import readable
@@ -92,17 +91,7 @@ class _Page:
 
     def wrap(self, text: str, first: str = "", others: str = "", style: str = "") -> None:
         """Wrapped to the terminal; into a file or pipe the text is one line."""
-        if self.width >= UNBOUNDED:
-            self.add(f"{first}{text}", style)
-            return
-        for line in textwrap.wrap(
-            text,
-            self.width,
-            initial_indent=first,
-            subsequent_indent=others,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ):
+        for line in wrapped(text, self.width, first, others):
             self.add(line, style)
 
     def bar(self, share: float, room: int) -> str:
@@ -116,14 +105,16 @@ def _page(pager: bool) -> Iterator[_Page]:
     if plain():
         page = _Page(UNBOUNDED, ascii_only())
         yield page
-        print("\n".join(line for line, _ in page.lines))
+        if page.lines:
+            print("\n".join(line for line, _ in page.lines))
         return
     with paged(pager) as out:
         page = _Page(out.width, out.options.ascii_only)
         yield page
         from rich.text import Text
 
-        out.print(Text("\n").join(Text(*line) for line in page.lines), soft_wrap=True)
+        if page.lines:
+            out.print(Text("\n").join(Text(*line) for line in page.lines), soft_wrap=True)
 
 
 class _Words:

@@ -9,11 +9,12 @@ import typer
 
 from refspec.cli.history.options import ClonePath, Json, source_json, source_of
 from refspec.cli.history.output import console, print_json, print_rows, shown
+from refspec.cli.wording import size_of
 from refspec.history.cloning import write_commit_graph
 from refspec.history.inspection import FROM_THE_CATALOGUE, NEEDS, Examination, examine
 from refspec.history.sources import HOW_TO_GET_ONE, Source
 
-NO_GRAPH = "none; --write-commit-graph writes one (1.4 MB), and log over the folder takes an eighth of the time"
+NO_GRAPH = "none; --write-commit-graph writes one, and log over the folder is several times faster"
 
 
 def doctor(
@@ -49,7 +50,7 @@ def _show(source: Source, seen: Examination, written: int | None) -> None:
     yes, no = ("+", "x") if out.options.ascii_only else ("✓", "✗")
     out.print(shown(f"{source.clone.folder} ({source.why}), git {seen.git_version}"), style="bold", soft_wrap=True)
     if written is not None:
-        out.print(f"Wrote a commit-graph of {written / 1e6:.1f} MB.", soft_wrap=True)
+        out.print(f"Wrote a commit-graph of {size_of(written)}.", soft_wrap=True)
     out.print()
     rows = []
     for finding in seen.findings:
@@ -58,7 +59,7 @@ def _show(source: Source, seen: Examination, written: int | None) -> None:
     if seen.commit_graph is None:
         rows.append(("- commit-graph", NO_GRAPH))
     else:
-        rows.append((f"{yes} commit-graph", f"{seen.commit_graph / 1e6:.1f} MB"))
+        rows.append((f"{yes} commit-graph", size_of(seen.commit_graph)))
     print_rows(rows)
     out.print()
     out.print("What can be answered in full", style="bold", soft_wrap=True)

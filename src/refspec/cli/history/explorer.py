@@ -53,7 +53,7 @@ def matches(commit: Commit, words: str) -> bool:
             return word == f"#{commit.pr}"
         return word in text or commit.hash.startswith(word) or commit.author_date.startswith(word)
 
-    return all(any(map(says, word.split("|"))) for word in words.lower().split())
+    return all(any(map(says, word.strip("|").split("|"))) for word in words.lower().split())
 
 
 class Explorer(App[None]):

@@ -13,7 +13,6 @@ from refspec.cli.history.options import (
     CatalogueOnly,
     ClonePath,
     Json,
-    Lang,
     Pager,
     language,
     repository_path,
@@ -53,6 +52,12 @@ Files = Annotated[
 ]
 Text = Annotated[str | None, typer.Option("--text", metavar="WORDS", help="Each of these words is in the title.")]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="The newest N of these alone.")]
+MonthsLang = Annotated[
+    str | None,
+    typer.Option(
+        "--lang", metavar="zh|en", help="Language of --by-month; default: that of LC_ALL, LC_MESSAGES or LANG."
+    ),
+]
 Path = Annotated[str, typer.Option("--path", metavar="FOLDER", help="Another folder or file of SGLang; from a clone.")]
 
 
@@ -72,7 +77,7 @@ def log(
     ] = False,
     clone: ClonePath = None,
     catalogue_only: CatalogueOnly = False,
-    lang: Lang = None,
+    lang: MonthsLang = None,
     pager: Pager = True,
     as_json: Json = False,
 ) -> None:

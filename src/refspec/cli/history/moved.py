@@ -9,12 +9,11 @@ import typer
 
 from refspec.cli.diff_colours import styled
 from refspec.cli.history.options import ClonePath, Json, Pager, repository_path, source_json, source_of
-from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.output import paged, print_indented, print_json, shown
 from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
 from refspec.history.paths import readable
 from refspec.history.sources import Source
-from refspec.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,8 +80,8 @@ def _show(out: Console, result: Refactoring, commits: Sequence[str], path: str, 
     below = f"{path}/" if path else ""
     for title in commits:
         out.print(shown(title), style="bold")
-    where = f"in {shown(path)}, from where paths are told" if path else "in the whole repository"
-    out.print(f"{plural(len(result.files), 'Python file')} that differ{'s' * (len(result.files) == 1)} {where}")
+    where = f"in {shown(path)}; paths below are told from there" if path else "in the whole repository"
+    out.print(f"{plural(len(result.files), 'Python file')} {'differs' if len(result.files) == 1 else 'differ'} {where}")
     for fate, title in TITLES.items():
         matches = [m for m in result.of(fate) if m.differs or (fate != "unchanged" and not m.along)]
         folded = 0 if fate == "unchanged" else len(result.of(fate)) - len(matches)
@@ -127,11 +126,11 @@ def _show_matches(out: Console, title: str, matches: Sequence[Match], folded: in
         pair = (match.before.path, match.after.path)
         if pair != shown_for:
             shown_for = pair
-            _indented(out, 2, " -> ".join(_unique(part.removeprefix(below) for part in pair)), "cyan")
-        _indented(out, 4, _match_line(match))
+            print_indented(out, 2, " -> ".join(_unique(part.removeprefix(below) for part in pair)), "cyan")
+        print_indented(out, 4, _match_line(match))
         if diff and match.similarity < 1:
             for line, style in styled(match.diff()):
-                _indented(out, 6, line.expandtabs(4), style)
+                print_indented(out, 6, line.expandtabs(4), style)
 
 
 def _match_line(match: Match) -> str:
@@ -162,23 +161,16 @@ def _show_singles(out: Console, title: str, singles: Sequence[Single], below: st
         definition = single.definition
         if definition.path != shown_for:
             shown_for = definition.path
-            _indented(out, 2, definition.path.removeprefix(below), "cyan")
+            print_indented(out, 2, definition.path.removeprefix(below), "cyan")
         twin = f", a copy of {str(single.copy_of).removeprefix(below)}" if single.copy_of else ""
         twin += ", left out of the verdict" * single.is_forgiven
-        _indented(out, 4, f"{_named(definition, definition.name)}  line {definition.lines[0]}{twin}")
+        print_indented(out, 4, f"{_named(definition, definition.name)}  line {definition.lines[0]}{twin}")
 
 
 def _named(definition: Definition, name: str) -> str:
     return {"function": f"def {name}", "class": f"class {name}", "assignment": f"{name} =", "statement": name}[
         definition.kind
     ]
-
-
-def _indented(out: Console, columns: int, line: str, style: str = "") -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    out.print(Padding(Text(printable(line), style=style), (0, 0, 0, columns), expand=False))
 
 
 def _unique(parts: Iterable[str]) -> list[str]:

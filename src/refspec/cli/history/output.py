@@ -76,6 +76,31 @@ def console(**settings: Any) -> Console:
     return made
 
 
+def wrapped(text: str, width: int, first: str = "", others: str = "", *, break_words: bool = False) -> list[str]:
+    """The lines of a text in so many columns, `first` in front of the first one and `others` in front of the others.
+
+    Where the width is UNBOUNDED it is one line; an empty text has none. A word that is longer than a line stands out, unless `break_words`.
+    """
+    if width >= UNBOUNDED:
+        return [f"{first}{text}"] if text else []
+    return textwrap.wrap(
+        text,
+        max(width, len(others) + 10),
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=break_words,
+        break_on_hyphens=False,
+    )
+
+
+def print_indented(out: Console, columns: int, line: str, style: str = "") -> None:
+    """A line of others, indented, and so are the lines that it takes if it is too wide."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out.print(Padding(Text(printable(line), style=style), (0, 0, 0, columns), expand=False))
+
+
 def print_rows(rows: Iterable[tuple[str, str]]) -> None:
     """Names, and beside each its text, broken where the terminal ends; below it if there is little room beside it."""
     out = console()
@@ -84,7 +109,7 @@ def print_rows(rows: Iterable[tuple[str, str]]) -> None:
     if out.width - indent < 24:
         indent = 4
     for name, text in kept:
-        lines = textwrap.wrap(text, max(out.width - indent, 10), break_on_hyphens=False)
+        lines = wrapped(text, out.width - indent, break_words=True)
         if not lines or len(name) + 2 > indent:
             lines = ["", *lines]
         for number, line in enumerate(lines):

@@ -9,7 +9,7 @@ import typer
 
 from refspec.cli.history.commit_view import pr_link
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
-from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.output import paged, print_json, shown, wrapped
 from refspec.cli.history.patch_view import file_json, print_files, print_patches
 from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
@@ -89,8 +89,8 @@ def _print(out: Console, named: Named, found: Details, patches: bool) -> None:
         out.print(Text(f"{label:11}").append_text(Text.assemble(*parts)), soft_wrap=True)
 
     def prose(label: str, text: str) -> None:
-        for n, part in enumerate(Text(text).wrap(out, max(out.width - 11, 20))):
-            line("" if n else label, str(part).rstrip())
+        for n, part in enumerate(wrapped(text, max(out.width - 11, 20))):
+            line("" if n else label, part)
 
     if named.note:
         out.print(shown(named.note), style="bold")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from refspec.cli.diff_colours import styled
 from refspec.cli.history.commit_view import pr_link
 from refspec.cli.history.options import CatalogueOnly, ClonePath, Json, Pager, source_json, source_of
-from refspec.cli.history.output import paged, print_json, shown
+from refspec.cli.history.output import paged, print_json, shown, wrapped
 from refspec.history import catalogue
 from refspec.history.catalogue import StoryCommit
 from refspec.history.clone import HistoryError
@@ -137,15 +136,7 @@ def _item(out: Console, name: str, text: str) -> None:
 
 def _prose(out: Console, text: str, first: str = "", others: str | None = None) -> None:
     """A paragraph, wrapped to the terminal; into a file or pipe, to WIDEST columns."""
-    lines = textwrap.wrap(
-        text,
-        min(out.width, WIDEST),
-        initial_indent=first,
-        subsequent_indent=first if others is None else others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    for line in lines:
+    for line in wrapped(text, min(out.width, WIDEST), first, first if others is None else others):
         out.print(line, soft_wrap=True)
 
 
