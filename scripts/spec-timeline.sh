@@ -28,7 +28,11 @@ usage_zh='用法：scripts/spec-timeline.sh [--lang zh|en] [路径]
 open_clone "$usage_en" "$usage_zh" "$@"
 find_main
 
-widest=60 # characters of the longest bar
+widest=60   # characters of the longest bar
+long_gap=24 # months without commits that are still printed one by one
+
+# Sets said to a month, by its number.
+say() { printf -v said '%04d-%02d' $(($1 / 12)) $(($1 % 12 + 1)); }
 
 # rev-list and not log: it heeds no setting. Before each month it prints the hash.
 read_months() { git_here rev-list --encoding=UTF-8 --date=format:%Y-%m --format=%ad "$tip" -- ":/$folder"; }
@@ -66,6 +70,16 @@ printf -v bar '%*s' "$widest" ""
 bar=${bar// /#}
 for ((month = ${first:-1}; month <= last; month++)); do
   number=${months[month]:-0}
+  until=$month
+  while [ -z "${months[until]:-}" ]; do until=$((until + 1)); done # the last month is not empty
+  gap=$((until - month))
+  if [ "$gap" -gt "$long_gap" ]; then
+    say "$month" && line=$said
+    say $((until - 1))
+    emit_told "$line to $said: no commit in $gap months" "$line 至 ${said}：$gap 个月没有提交"
+    month=$((until - 1))
+    continue
+  fi
   length=0
   if [ "$number" -gt 0 ]; then length=$(((number * widest + most - 1) / most)); fi
   printf -v line '%04d-%02d  %4d  %s' $((month / 12)) $((month % 12 + 1)) "$number" "${bar:0:length}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_history import FOLDER, Step, clone, counted_git, git, make_history
+from small_history import FOLDER, START, Step, clone, counted_git, git, make_history
 from typer.testing import CliRunner
 
 from refspec.cli.main import app
@@ -319,3 +320,20 @@ def test_nothing_is_written_into_the_clone(repository: Path) -> None:
     run("--clone", repository)
     run("--clone", repository, "--authors")
     assert state() == before
+
+
+def test_long_stretches_of_empty_months(tmp_path: Path) -> None:
+    """A commit with a wrong clock puts centuries in between; they are one line, in the script as well."""
+    steps = [Step("One", {f"{FOLDER}/a.py": "1\n"}, seconds=-START), Step("Two", {f"{FOLDER}/a.py": "2\n"}, seconds=0)]
+    make_history(tmp_path / "r", steps)
+    for language, gap in (
+        ("en", "1970-02 to 2024-11: no commit in 658 months"),
+        ("zh", "1970-02 至 2024-11：658 个月没有提交"),
+    ):
+        done = CliRunner().invoke(
+            app, ["history", "log", "--by-month", "--lang", language, "--clone", str(tmp_path / "r")]
+        )
+        assert done.stdout.splitlines()[1:4] == ["1970-01     1  █", gap, "2024-12     1  █"]
+        script = Path(__file__).parent.parent / "scripts/spec-timeline.sh"
+        said = subprocess.run([script, "--lang", language, tmp_path / "r"], capture_output=True, encoding="utf-8")
+        assert said.stdout.splitlines()[1:4] == ["1970-01     1  #", gap, "2024-12     1  #"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -505,3 +506,58 @@ def test_colours_end_with_their_line(repository: Path, monkeypatch: pytest.Monke
     plain, _ = run("show", "5003", "--clone", repository)
     assert "\x1b[32m" not in plain
     assert "+        if self.idle:" in plain
+
+
+# --- commits whose lines of author and committer are broken
+
+
+@pytest.fixture(scope="module")
+def undated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root that is as it should be, then a commit without dates, then one with a zone that none has; each tagged."""
+    folder = tmp_path_factory.mktemp("undated") / "repository"
+    make_history(folder, [Step("Root (#1)", {f"{FOLDER}/a.py": "a = 1\n"}, ("v0.4.0",))])
+    for number, (author, committer) in enumerate(
+        [("broken", "C <c>"), ("X <x@y> 1700000000 +9960", "X <x@y> abc")], start=2
+    ):
+        (folder / FOLDER / "a.py").write_text(f"a = {number}\n")
+        git(folder, "add", ".")
+        tree, parent = git(folder, "write-tree"), git(folder, "rev-parse", "HEAD")
+        text = f"tree {tree}\nparent {parent}\nauthor {author}\ncommitter {committer}\n\nBroken (#{number})\n"
+        made = git(folder, "hash-object", "-t", "commit", "-w", "--stdin", "--literally", stdin=text.encode())
+        git(folder, "update-ref", "HEAD", made)
+        git(folder, "tag", f"v9.{number}.0")
+    git(folder, "update-ref", "refs/tags/v9.9.0", "HEAD^{tree}")
+    return folder
+
+
+def asked(*arguments: str | Path) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["history", *map(str, arguments)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("revision", ["HEAD", "HEAD~1"])
+def test_a_commit_without_a_date(undated: Path, revision: str) -> None:
+    status, out, err = asked("show", revision, "--clone", undated)
+    assert (status, err) == (0, "")
+    assert re.search(r"^author +not known  ", out, re.MULTILINE)
+    assert re.search(r"^committed +not known$", out, re.MULTILINE)
+
+
+def test_a_tag_on_a_commit_without_a_date_is_passed_over(undated: Path) -> None:
+    status, out, err = asked("show", "v0.4.0", "--json", "--clone", undated)
+    assert (status, err) == (0, "")
+    assert json.loads(out)["releases"]["first"] == "v0.4.0"
+
+
+def test_other_commands_on_commits_without_dates(undated: Path) -> None:
+    status, out, _ = asked("log", "--by-month", "--json", "--clone", undated)
+    assert (status, json.loads(out)["months"]) == (0, {"2024-12": 1, "not known": 2})
+    assert "\n1 of 3 commits" in asked("log", "--since", "2020", "--clone", undated)[1]
+    for arguments in (["log"], ["diff", "HEAD~2", "HEAD"], ["symbol", "a"], ["follow", "a.py"], ["reland", "HEAD~1"]):
+        _, out, err = asked(*arguments, "--clone", undated)
+        assert "%" not in out, arguments
+        assert "isoformat" not in err, arguments
+    _, _, err = asked("compare", "commit", "--at", "HEAD", "--clone", undated)
+    assert re.search(r"no counterpart of commit at [0-9a-f]{10} \(not known\)$", err.strip())

@@ -16,6 +16,7 @@ import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -28,6 +29,7 @@ OLDEST_GIT = (2, 25)
 # Upstream's main line is the first of these that the clone has. A fork's HEAD may be any other branch.
 MAIN_LINES = ("refs/remotes/origin/main", "refs/heads/main", "refs/heads/master", "HEAD")
 
+NO_DATE = "not known"
 OURS = "refspec.clone"  # the setting by which a clone that `refspec history clone` made is known
 
 # Settings that would change what git prints or run a program, and what they are by default.
@@ -385,6 +387,18 @@ class Clone:
         said = reason(complaint)
         more = " (git fsck says more)" if re.search(r"[0-9a-f]{40}|corrupt|\bpack", said) else ""
         return GitError(f"git cannot answer from {self.folder}: {said}{more}")
+
+
+def date_of(said: str) -> str:
+    """A date as git prints it, in ISO 8601; NO_DATE if git has none to print, or one that never was.
+
+    A commit's lines of author and committer may be broken: then git leaves the placeholder as it is, or prints nothing.
+    """
+    try:
+        datetime.fromisoformat(said)
+    except ValueError:
+        return NO_DATE
+    return said
 
 
 def reason(complaint: str) -> str:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit, FileChange
-from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
+from refspec.history.clone import PLAIN_DIFF, Clone, LacksError, date_of
 from refspec.history.raw_log import parse_change
 
 # Separated by NUL, which no message holds, with a hash in front: whatever a title looks like, it cannot be taken for
@@ -92,8 +92,8 @@ def _parsed(said: bytes, boundary: frozenset[str]) -> list[Commit]:
     return [
         Commit(
             hash_,
-            authored,
-            committed,
+            date_of(authored),
+            date_of(committed),
             pull_request(subject),
             subject,
             () if hash_ in boundary else tuple(changes),  # git shows a boundary as if it had added all that there is

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 import refspec
-from refspec.history.clone import Clone, HistoryError
+from refspec.history.clone import NO_DATE, Clone, HistoryError, date_of
 from refspec.history.counterparts import WHEEL, Counterpart, Kind, Place, counterparts, counterparts_of, operations
 from refspec.history.definitions import UnreadError, units_of
 
@@ -205,12 +205,14 @@ def _function(path: str, content: bytes, name: str) -> Function | None:
 
 def _nearest(clone: Clone, operation: str, commit: str, wanted: Sequence[Counterpart]) -> str:
     """Says that it is not there, and which place in the table is nearest in time."""
-    day = clone.git("log", "-1", "--no-walk", "--format=%as", commit).decode().strip()
+    day = date_of(clone.git("log", "-1", "--no-walk", "--format=%as", commit).decode().strip())
     start = f"SGLang has no counterpart of {operation} at {commit[:10]} ({day})"
     known = [place for counterpart in wanted for place in counterpart.places if place.since.day]
     if not known:
         place = wanted[0].places[0]
         return f"{start}: it is known from the wheel of {WHEEL} alone, {place.path}:{place.function}"
+    if day == NO_DATE:
+        return start
     place = min(known, key=lambda place: _days_off(place, day))
     if place.until and place.until.day and place.until.day <= day:
         try_ = f"{place.until.commit}~1"

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from refspec.history.catalogue import DIRECTORY, Commit
-from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
+from refspec.history.clone import NO_DATE, PLAIN_DIFF, Clone, HistoryError, LacksError
 
 Whose = Literal["author", "committer"]
 
@@ -45,7 +45,8 @@ class Choice:
         when = day(commit, self.by)
         title = commit.subject.casefold()
         return bool(
-            (not self.since or when[: len(self.since)] >= self.since)
+            not (when == NO_DATE and (self.since or self.until))
+            and (not self.since or when[: len(self.since)] >= self.since)
             and (not self.until or when[: len(self.until)] <= self.until)
             and (not self.prs or commit.pr in self.prs)
             and all(word in title for word in self.text.casefold().split())
@@ -54,7 +55,7 @@ class Choice:
 
 
 def day(commit: Commit, by: Whose = "author") -> str:
-    """The local day of the author, or of the committer, as "2026-06-01"."""
+    """The local day of the author, or of the committer, as "2026-06-01"; or NO_DATE."""
     return (commit.author_date if by == "author" else commit.committer_date)[:10]
 
 
@@ -75,19 +76,19 @@ def fits(pattern: str, folder: str, commit: Commit) -> bool:
 
 
 def by_month(commits: Iterable[Commit], by: Whose = "author") -> dict[str, int]:
-    """How many in each month, "2026-06" -> 97, from the first to the last one; months without any are 0.
+    """How many in each month, "2026-06" -> 97, from the first to the last one; months without any are 0. Behind
+    them, as NO_DATE, those of which no month is known.
 
     Not the boundary of a shallow clone: of those commits it is not known whether they touch the folder.
     """
     counts = Counter(day(commit, by)[:7] for commit in commits if not commit.boundary)
-    if not counts:
-        return {}
-    month, found = min(counts), {}
-    while month <= max(counts):
+    undated, found = counts.pop(NO_DATE[:7], 0), {}
+    month = min(counts, default="")
+    while counts and month <= max(counts):
         found[month] = counts[month]
         year, number = divmod(int(month[:4]) * 12 + int(month[5:]), 12)
         month = f"{year:04}-{number + 1:02}"
-    return found
+    return found | ({NO_DATE: undated} if undated else {})
 
 
 def by_author(commits: Iterable[Commit]) -> list[tuple[str, int]]:

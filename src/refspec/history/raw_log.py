@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from refspec.history.clone import PLAIN_DIFF, Clone, LacksError
+from refspec.history.clone import PLAIN_DIFF, Clone, LacksError, date_of
 
 # A commit that changes more files than this is a sweep: nothing is looked for in the contents of all of them.
 SWEEP = 400
@@ -70,7 +70,8 @@ def read_raw_log(clone: Clone, revision: str, *options: str, path: str | None = 
             found[-1].changes.append(parse_change(entry, fields))
         elif entry:
             parents, authored, committed, subject = islice(fields, _FIELDS - 1)
-            found.append(RawCommit(entry, parents.split(" ")[0] or None, authored, committed, subject, []))
+            dates = date_of(authored), date_of(committed)
+            found.append(RawCommit(entry, parents.split(" ")[0] or None, *dates, subject, []))
     return found[::-1]
 
 

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from typing import Literal
 
 from refspec.history.catalogue import Commit
-from refspec.history.clone import Clone, LacksError
+from refspec.history.clone import NO_DATE, Clone, LacksError, date_of
 from refspec.history.commits import pull_request
 from refspec.history.outline import Definition, parse
 from refspec.history.patches import EMPTY_TREE, Comparison, FileDiff, Line, compare
@@ -127,18 +127,23 @@ def about(clone: Clone, *hashes: str) -> list[tuple[Commit, str]]:
         if hash_ in clone.boundary:
             raise LacksError(f"this clone lacks the parents of {hash_[:10]}{clone.remedy()}")
         before = parents.split()[0] if parents else EMPTY_TREE[len(hash_)]
-        found[hash_] = Commit(hash_, authored, committed, pull_request(subject), subject), before
+        dates = date_of(authored), date_of(committed)
+        found[hash_] = Commit(hash_, *dates, pull_request(subject), subject), before
     return [found[hash_] for hash_ in hashes]
 
 
-def minutes(before: Commit, after: Commit) -> int:
-    """Whole minutes from when one came to the main line until the other did."""
+def minutes(before: Commit, after: Commit) -> int | None:
+    """Whole minutes from when one came to the main line until the other did; None if a date is not known."""
+    if NO_DATE in (before.committer_date, after.committer_date):
+        return None
     seconds = datetime.fromisoformat(after.committer_date) - datetime.fromisoformat(before.committer_date)
     return int(seconds.total_seconds() // 60)
 
 
 def day_in_utc(commit: Commit) -> str:
     """When it came to the main line. Local days of several people can be in another order than the commits."""
+    if commit.committer_date == NO_DATE:
+        return NO_DATE
     return datetime.fromisoformat(commit.committer_date).astimezone(UTC).date().isoformat()
 
 

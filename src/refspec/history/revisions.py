@@ -8,7 +8,7 @@ from typing import Literal
 
 from refspec.history import catalogue
 from refspec.history.catalogue import REPOSITORY
-from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.clone import Clone, HistoryError, LacksError, date_of
 from refspec.history.commits import pull_request
 from refspec.history.patches import EMPTY_TREE
 from refspec.history.sources import Source
@@ -91,7 +91,7 @@ def titles(clone: Clone, *commits: str) -> list[str]:
     said = clone.git("log", "--no-walk=unsorted", "-z", "--format=%H%x00%as%x00%s", *dict.fromkeys(real))
     fields = said.decode(errors="replace").split("\0")
     told = {
-        hash_: f"{hash_[:10]} ({day}) {subject}"
+        hash_: f"{hash_[:10]} ({date_of(day)}) {subject}"
         for hash_, day, subject in zip(fields[::3], fields[1::3], fields[2::3], strict=False)
     }
     return [told.get(commit, "the empty tree") for commit in commits]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Literal
 
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit, Release, StoryCommit
-from refspec.history.clone import Clone, HistoryError, LacksError
+from refspec.history.clone import NO_DATE, Clone, HistoryError, LacksError, date_of
 from refspec.history.commits import mailmap, pull_request
 from refspec.history.patches import EMPTY_TREE, Comparison, FileDiff, compare, compare_around
 from refspec.history.revisions import VERSION, Named
@@ -36,9 +37,10 @@ class Releases:
 class Details:
     """One commit.
 
-    author_date, committer_date: ISO 8601 with zones; a day alone for a commit that the story alone knows, which has no
-    committer_date then. author, body: None without a clone. kind: "root" has no parent, "merge" several, of which the
-    first is what it is compared with, "boundary" some that the clone lacks, "unknown": there is no clone to ask.
+    author_date, committer_date: ISO 8601 with zones, or NO_DATE; a day alone for a commit that the story alone knows,
+    which has no committer_date then. author, body: None without a clone. kind: "root" has no parent, "merge" several,
+    of which the first is what it is compared with, "boundary" some that the clone lacks, "unknown": there is no clone
+    to ask.
     comparison: what it changed, as the clone has it, else the catalogue; None where neither knows. lines_added,
     lines_deleted: of the files in comparison, else the catalogue's, for the folder. lacks: what the clone cannot tell,
     a sentence each.
@@ -81,7 +83,12 @@ def releases_of(clone: Clone, hash_: str, committed: str) -> Releases:
     form = "%(refname:lstrip=2)%00%(*committerdate:unix)%(committerdate:unix)"
     said = clone.git("for-each-ref", f"--format={form}", f"--contains={hash_}", "refs/tags/v*")
     tags = [line.split("\0") for line in said.decode(errors="replace").splitlines()]
-    holding = sorted((int(seconds), name) for name, seconds in tags if name.startswith("v") and VERSION.fullmatch(name))
+    # One on a commit without a date, which comes out as 0 or nothing, or on no commit has no place among the others.
+    holding = sorted(
+        (int(seconds), name)
+        for name, seconds in tags
+        if seconds not in ("", "0") and name.startswith("v") and VERSION.fullmatch(name)
+    )
     until = holding[0][0] if holding else _seconds("9999-12-31T00:00:00+00:00")
     later = [
         f"refs/tags/v{release.version}"
@@ -121,6 +128,7 @@ def _from_clone(
     parents, authored, committed, author, subject, body = (
         said.decode(errors="replace").removesuffix("\0").split("\0", 5)
     )
+    authored, committed = date_of(authored), date_of(committed)
     above = tuple(parents.split())
     kind: Parentage = (
         "boundary" if hash_ in clone.boundary else "plain" if len(above) == 1 else "merge" if above else "root"
@@ -202,4 +210,5 @@ def _files(fact: Commit) -> tuple[FileDiff, ...]:
 
 
 def _seconds(date: str) -> float:
-    return datetime.fromisoformat(date).timestamp()
+    """Since 1970; of a commit without a date, before all others."""
+    return -math.inf if date == NO_DATE else datetime.fromisoformat(date).timestamp()

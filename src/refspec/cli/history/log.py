@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -30,6 +31,7 @@ from refspec.history.sources import Source
 if TYPE_CHECKING:
     from rich.console import Console
 
+LONG_GAP = 24  # months without commits that are still printed one by one
 NARROW = 72  # columns; below, a title has a line of its own
 
 Since = Annotated[str | None, typer.Option(metavar="DATE", help="From this day, month or year on, as 2026-06.")]
@@ -259,9 +261,16 @@ def _print_months(out: Console, months: dict[str, int], path: str, source: Sourc
     most = max(months.values(), default=0)
     ascii_only = out.options.ascii_only
     widest = min(60, most, max(out.width - 16, 1))
-    for month, number in months.items():
-        length = -(-number * widest // most) if most else 0
-        out.print(f"{month}  {number:4}  {bar(length, ascii_only)}".rstrip(), soft_wrap=True)
+    for is_empty, run in groupby(months.items(), key=lambda month: month[1] == 0):
+        kept = list(run)
+        if is_empty and len(kept) > LONG_GAP:
+            since, until = kept[0][0], kept[-1][0]
+            no_commit = f"：{len(kept)} 个月没有提交" if spoken == "zh" else f": no commit in {len(kept)} months"
+            out.print(f"{since} {'至' if spoken == 'zh' else 'to'} {until}{no_commit}", soft_wrap=True)
+            continue
+        for month, number in kept:
+            length = -(-number * widest // most) if most else 0
+            out.print(f"{month}  {number:4}  {bar(length, ascii_only)}".rstrip(), soft_wrap=True)
     out.print(f"{total}{sum(months.values()):4}", soft_wrap=True)
 
 

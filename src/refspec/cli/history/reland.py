@@ -15,7 +15,7 @@ from refspec.cli.history.patch_view import coloured
 from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit
-from refspec.history.clone import HistoryError, LacksError
+from refspec.history.clone import NO_DATE, HistoryError, LacksError
 from refspec.history.patches import Line
 from refspec.history.reland import LESSON, FileOfBoth, Findings, about, day_in_utc, examine, minutes, tries
 from refspec.history.revisions import find
@@ -199,11 +199,11 @@ def _print(out: Console, told: Compared, findings: Findings | None, lines: bool)
     first, revert, second = told
     _print_commit(out, "first try", first, first.committer_date[:16].replace("T", " ") + first.committer_date[19:])
     if revert:
-        _print_commit(out, "revert", revert, f"{_span(minutes(first, revert))} later")
+        _print_commit(out, "revert", revert, _later(minutes(first, revert)))
         if findings and findings.inverse:
             verdict = INVERSES.get(findings.inverse, f"not the inverse, by {plural(findings.differing, 'line')}")
             out.print(f"{'':11}{verdict}", soft_wrap=True)
-    _print_commit(out, "reland", second, f"{_span(minutes(revert or first, second))} later")
+    _print_commit(out, "reland", second, _later(minutes(revert or first, second)))
     out.print()
     if findings is None or findings.files is None:
         _print_facts(out, first, second)
@@ -277,8 +277,12 @@ def _lines(commit: Commit) -> str:
     return "lines not known" if commit.lines_added is None else f"+{commit.lines_added} -{commit.lines_deleted}"
 
 
-def _span(whole: int) -> str:
+def _later(whole: int | None) -> str:
     """Minutes up to three hours, then hours, then days."""
+    return f"date {NO_DATE}" if whole is None else f"{_span(whole)} later"
+
+
+def _span(whole: int) -> str:
     if whole < 180:
         return plural(whole, "minute")
     return plural(whole // 60, "hour") if whole < 72 * 60 else plural(whole // 1440, "day")
