@@ -14,6 +14,7 @@ A fault of refspec itself keeps its traceback.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -87,6 +88,8 @@ class CommandLine(TyperGroup):
             status = _complain(error.format_message(), 2)  # type: ignore[attr-defined] # click's
         except BrokenPipeError:
             status = _close_broken_stdout()
+        except OSError as error:  # of the flush
+            status = _complain(_what_failed(error), 1)
         sys.exit(status if isinstance(status, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -105,8 +108,7 @@ class CommandLine(TyperGroup):
         except BrokenPipeError:
             status = _close_broken_stdout()
         except OSError as error:
-            what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
-            status = _complain(what, 1)
+            status = _complain(_what_failed(error), 1)
         except ImportError as error:
             status = _complain(f"{error} (`refspec doctor` says what is missing, and what to do)", 1)
         except Exception as error:
@@ -148,6 +150,15 @@ def _signals_as_exits() -> Iterator[None]:
 def _complain(what: object, status: int) -> int:
     print("refspec:", printable(" ".join(str(what).splitlines())), file=sys.stderr)
     return status
+
+
+def _what_failed(error: OSError) -> str:
+    """What could not be read or written, and why."""
+    if error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"cannot write to standard output, or to a temporary file: {error.strerror}"
+    return str(error)
 
 
 def _close_broken_stdout() -> int:

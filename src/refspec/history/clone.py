@@ -93,6 +93,10 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
 }
 _HEX = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
+# What ends git, instead of finding nothing, for names such as @{upstream}, @{push} and main@{99}.
+_NO_BRANCH = re.compile(
+    r"\b(upstream|push|pushing)\b|does not point to a branch|no such branch|log for .* only (has|goes back)"
+)
 _ROOT = re.compile(r"([0-9a-f]{64}|[0-9a-f]{40})(?![^:^~])")  # of a name that begins with a hash in full
 
 
@@ -137,17 +141,19 @@ class Clone:
         self.folder = folder
         self._git = git_in(folder)
         self.git_version = self._git.version_info
-        question = ["rev-parse", "--is-bare-repository", "--git-common-dir", "--absolute-git-dir"]
+        question = ["rev-parse", "--is-bare-repository", "--absolute-git-dir"]
         said, complaint, status = self._execute(question)
         if status and "safe.bareRepository" in complaint and folder.stat().st_uid == os.geteuid():
             # That setting is about programs of a repository that one happens to be in. This one's are not run.
             said, complaint, status = self._execute(["--git-dir=.", *question])
         if status:
             raise GitError(_refusal(folder, complaint))
-        bare, common, git_dir = os.fsdecode(said).removesuffix("\n").split("\n", 2)
+        bare, _, git_dir = os.fsdecode(said).removesuffix("\n").partition("\n")  # a path may hold line breaks itself
+        if bare not in ("true", "false") or not git_dir:
+            raise GitError(f"git gives no answer that can be read in {folder}: is it the git that it should be?")
         self.is_bare = bare == "true"
         self.git_dir = Path(git_dir)
-        self.common_dir = (folder / common).resolve()  # of a linked worktree: the repository that it belongs to
+        self.common_dir = _common_dir(self.git_dir)
         self._git = type(self._git)(git_dir)
 
     # --- asking
@@ -173,18 +179,23 @@ class Clone:
         """
         for name in names:
             if name.startswith("-"):
-                raise HistoryError(f"a revision cannot begin with '-': {_short(name)}")
+                raise HistoryError(f"a revision cannot begin with '-': {short(name)}")
             if not name or any(c in "\n\0" or "\ud800" <= c < "\udc80" for c in name):
-                raise HistoryError(f"not a revision: {_short(name)!r}")
+                raise HistoryError(f"not a revision: {short(name)!r}")
         # Behind ":/", all that follows is the text that is looked for, and what is found is a commit.
-        found = self.check(*(name if name.startswith(":/") else f"{name}^{{commit}}" for name in names))
+        try:
+            found = self.check(*(name if name.startswith(":/") else f"{name}^{{commit}}" for name in names))
+        except GitError as error:
+            if not _NO_BRANCH.search(str(error)):
+                raise
+            return [None] if len(names) == 1 else [self.resolve(name)[0] for name in names]
         return [entry[0] if entry else None for entry in found]
 
     def commit(self, name: str) -> str:
         """The hash of the commit that `name` means. Raises LacksError if the clone has none of that name."""
         (found,) = self.resolve(name)
         if found is None:
-            raise LacksError(f"this clone lacks the revision {_short(name)}{self.remedy()}")
+            raise LacksError(f"this clone lacks the revision {short(name)}{self.remedy()}")
         return found
 
     def check(self, *names: str) -> list[tuple[str, str, int] | None]:
@@ -385,7 +396,7 @@ class Clone:
             what = "lists of files" if str(self.filter).startswith("tree") else "contents of files"
             return LacksError(f"this clone lacks {what} that are needed{self.remedy_for_contents()}")
         said = reason(complaint)
-        more = " (git fsck says more)" if re.search(r"[0-9a-f]{40}|corrupt|\bpack", said) else ""
+        more = " (git fsck says more)" if re.search(r"[0-9a-f]{40}|corrupt|inflate|zlib|\bpack", said) else ""
         return GitError(f"git cannot answer from {self.folder}: {said}{more}")
 
 
@@ -408,7 +419,8 @@ def reason(complaint: str) -> str:
     return (said or lines or ["it does not say why"])[0]
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """What a user gave, to be shown; of what is very long, its beginning."""
     return name if len(name) <= 100 else name[:100] + "..."
 
 
@@ -417,19 +429,38 @@ def git_in(folder: Path) -> Git:
     if not folder.is_dir():
         raise GitError(f"no such folder: {folder}")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # without git, the import below would fail
-    from git.cmd import Git
-    from git.exc import GitCommandNotFound
+    unknown = "git does not say which version it is: is the git that PATH names first the one that it should be?"
+    try:
+        from git.cmd import Git
+        from git.exc import GitCommandError, GitCommandNotFound
+    except ModuleNotFoundError:
+        raise
+    except ImportError:  # GitPython asks for the version at once
+        raise GitError(unknown) from None
 
     git = Git(str(folder))
     try:
         version = git.version_info
     except (GitCommandNotFound, OSError):
         raise GitError("git is needed: install it, then run this again") from None
+    except (GitCommandError, IndexError, ValueError):
+        version = ()
+    if len(version) < 2:
+        raise GitError(unknown)
     if version[:2] < OLDEST_GIT:
         raise GitError(
             f"git {'.'.join(map(str, version))} is too old: {'.'.join(map(str, OLDEST_GIT))} or newer is needed"
         )
     return git
+
+
+def _common_dir(git_dir: Path) -> Path:
+    """Of a linked worktree, the repository that it belongs to. As gitrepository-layout(5) has it, not as git tells."""
+    try:
+        named = (git_dir / "commondir").read_bytes().removesuffix(b"\n")
+    except OSError:
+        return git_dir.resolve()
+    return (git_dir / os.fsdecode(named)).resolve()
 
 
 def _refusal(folder: Path, complaint: str) -> str:

@@ -126,6 +126,12 @@ def _main_line_seen(clone: Clone) -> MainLineSeen:
 
 
 def _commits(clone: Clone) -> Finding:
+    try:
+        clone.git("log", "--format=%s", "--no-mailmap", clone.main.commit)  # a commit-graph holds no titles
+    except GitError as error:
+        return Finding(COMMITS, False, str(error), "a new clone is whole again")
+    except LacksError:
+        pass  # there are none
     story = [commit.hash for commit in catalogue.story()]
     known = [commit.hash for commit in catalogue.commits()]
     present = clone.present(*story, *known)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from refspec.history import catalogue
 from refspec.history.catalogue import REPOSITORY
-from refspec.history.clone import Clone, HistoryError, LacksError, date_of
+from refspec.history.clone import Clone, HistoryError, LacksError, date_of, short
 from refspec.history.commits import pull_request
 from refspec.history.patches import EMPTY_TREE
 from refspec.history.sources import Source
@@ -42,6 +42,8 @@ def find(source: Source, word: str) -> Named:
     Raises LacksError if neither the clone nor the catalogue has such a commit, and HistoryError without a clone if the
     catalogue has none.
     """
+    if not word:
+        raise HistoryError("not a revision: ''")
     if number := _NUMBER.fullmatch(word):
         found = _pull_request(source, word, int(number[2]), sure=bool(number[1]))
         if found:
@@ -55,7 +57,7 @@ def find(source: Source, word: str) -> Named:
         if len(known) > 1:
             raise HistoryError(f"{word} begins several hashes: {', '.join(sorted(hash_[:10] for hash_ in known))}")
         if not known:
-            source.needed(f"{word}, which the catalogue does not know,")
+            source.needed(f"{short(word)}, which the catalogue does not know,")
         return Named(word, known[0], False, "revision")
     (here,) = source.clone.resolve(word)
     if here is None and len(known) == 1:
