@@ -958,3 +958,11 @@ def test_threads_do_not_spin_on_a_busy_machine(
         monkeypatch.setenv("GOMP_SPINCOUNT", own)
     wait_politely_where_others_work()
     assert os.environ.get("GOMP_SPINCOUNT") == left
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_stdout_that_is_full_is_named() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "refspec", "--version"], stdout=full, stderr=subprocess.PIPE)
+    said = b"refspec: cannot write to standard output, or to a temporary file: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)

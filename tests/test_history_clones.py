@@ -26,7 +26,7 @@ from refspec.cli.main import app
 from refspec.cli.wording import size_of
 from refspec.history import catalogue, sources
 from refspec.history.catalogue import Reach
-from refspec.history.clone import PLAIN_DIFF, Clone, GitError, HistoryError, LacksError
+from refspec.history.clone import PLAIN_DIFF, Clone, HistoryError, LacksError
 from refspec.history.commits import read_commits
 
 # What is run on every kind of clone,
@@ -524,12 +524,17 @@ def test_no_git(origin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("version", "complaint"),
-    [("2.20.1", "git 2.20.1 is too old: 2.25 or newer is needed"), ("is what", "git .* is too old: .*")],
+    [
+        ("git version 2.20.1", "git 2.20.1 is too old: 2.25 or newer is needed"),
+        ("git version is what", "git does not say which version it is: .*"),
+        ("git", "git does not say which version it is: .*"),
+        ("git version 2.39.5", "git gives no answer that can be read in .*"),
+    ],
 )
-def test_git_too_old(
+def test_git_too_old_or_none_at_all(
     origin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, complaint: str
 ) -> None:
-    (tmp_path / "git").write_text(f"#!/bin/sh\necho git version {version}\n")
+    (tmp_path / "git").write_text(f"#!/bin/sh\necho {version}\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert re.fullmatch(complaint, refusal(origin))
@@ -824,10 +829,58 @@ def test_names_of_revisions(origin: Path, tmp_path: Path, make: Callable[[Path, 
 
 @pytest.mark.parametrize("name", ["HEAD@{99}", "@{push}"])
 def test_names_at_which_git_gives_up(origin: Path, tmp_path: Path, name: str) -> None:
+    """The clone lacks them, and has the others."""
     asked = Clone(with_work_tree(origin, tmp_path))
     git(tmp_path / "c", "checkout", "-q", "-b", "alone")
-    with pytest.raises(GitError, match=r"^git cannot answer from .*: fatal: .*(only has|no upstream|no push)"):
-        asked.resolve("HEAD", name)
+    assert asked.resolve("HEAD", name) == [git(origin, "rev-parse", "HEAD"), None]
+    with pytest.raises(LacksError, match="lacks the revision"):
+        asked.commit(name)
+
+
+def test_a_path_with_a_line_break(origin: Path, tmp_path: Path) -> None:
+    """Of a repository, and of a work tree beside it."""
+    (tmp_path / "a\nb").mkdir()
+    here = clone(origin, tmp_path / "a\nb/c")
+    git(here, "worktree", "add", "-q", "--detach", tmp_path / "a\nb/\nd")
+    for place in (here, tmp_path / "a\nb/\nd"):
+        assert Clone(place).common_dir == here / ".git"
+        assert run("log", "-n", "1", "--clone", place)[::2] == (0, "")
+    assert Clone(tmp_path / "a\nb/\nd").is_linked
+
+
+def test_damage_that_a_commit_graph_hides(origin: Path, tmp_path: Path) -> None:
+    """A commit that is in the graph, and can no longer be read itself."""
+    file = loose(origin, tmp_path, git(origin, "rev-list", "-1", "HEAD~1", "--", FOLDER))
+    git(tmp_path / "copy", "commit-graph", "write", "--reachable")
+    file.write_bytes(file.read_bytes()[:20] + b"\xff" * 8)
+    _, _, err = run("log", "--clone", tmp_path / "copy")
+    assert "(git fsck says more)" in err
+    needs = json.loads(run("doctor", "--json", "--clone", tmp_path / "copy")[1])["needs"]
+    found = next(need for need in needs if need["need"] == "commits")
+    assert (found["ok"], "git cannot answer" in found["found"]) == (False, True)
+
+
+@pytest.mark.parametrize("arguments", [["show", ""], ["show", "x" * 100_000]])
+def test_revisions_that_the_catalogue_cannot_know(arguments: list[str]) -> None:
+    status, out, err = run(*arguments, "--catalogue")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("refspec: not a revision: ''" if arguments[1] == "" else f"refspec: {'x' * 100}..., which")
+
+
+@pytest.mark.parametrize("command", ["symbol main --path", "log --path"])
+def test_an_empty_path_is_refused(origin: Path, command: str) -> None:
+    status, out, err = run(*command.split(), "", "--clone", origin)
+    assert (status, out) == (2, "")
+    assert "not a path in SGLang's repository" in err
+
+
+@pytest.mark.parametrize("name", ["*", ".", "..", "/", "../x", "never.py"])
+def test_a_name_that_no_file_had_is_not_looked_for_in_renames(origin: Path, tmp_path: Path, name: str) -> None:
+    with counted_git(tmp_path) as calls:
+        status, out, err = run("follow", name, "--clone", origin)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"refspec: no file was ever called {name}")
+    assert not [call for call in calls if " -M" in call]
 
 
 @pytest.mark.parametrize("name", ["-x", "--all", "-", "", "a\nb", "a\0b", "\ud800", "--" + "x" * 10_000])

@@ -20,7 +20,7 @@ def path_in_repository(path: str) -> str:
     It need not exist.
     """
     plain = posixpath.normpath(path)
-    if posixpath.isabs(plain) or plain.split("/")[0] == ".." or {"\0", "\n"} & set(plain):
+    if not path or posixpath.isabs(plain) or plain.split("/")[0] == ".." or {"\0", "\n"} & set(plain):
         raise HistoryError(f"not a path in SGLang's repository, as {DIRECTORY} is one: {readable(path)!r}")
     return plain
 
