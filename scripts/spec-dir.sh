@@ -57,7 +57,8 @@ show() {
       "这个克隆里有 ${1}，但没有它的文件列表（是用 --filter=tree:0 克隆的吗？）"
     found=1
   else
-    emit "$line"
+    disarm "$line"
+    emit "$harmless"
   fi
 }
 
@@ -66,6 +67,7 @@ for tag in v0.4.6 v0.5.0rc0; do
   show "$tag" "refs/tags/$tag" "the tag $tag ($fetch_tags brings it)" "标签 ${tag}（用 ${fetch_tags} 取回）"
 done
 ref=${REF:-29f6d408c0}
-case $ref in -*) die "REF is a revision, not $ref" "REF 是一个版本，不能是 $ref" ;; esac
-show "$ref" "$ref" "the commit $ref (REF=... names another)" "提交 ${ref}（可用 REF=... 指定别的版本）"
+disarm "$ref"
+case $ref in -*) die "REF is a revision, not $harmless" "REF 是一个版本，不能是 $harmless" ;; esac
+show "$harmless" "$ref" "the commit $harmless (REF=... names another)" "提交 ${harmless}（可用 REF=... 指定别的版本）"
 finish

@@ -51,6 +51,7 @@ find_main
 # \b would do for some systems' regular expressions only.
 before='(^|[^[:alnum:]_])' behind='([^[:alnum:]_]|$)'
 named=$before$name$behind
+longest=2000 # bytes
 defines="^[+-]([[:space:]]*(async[[:space:]]+)?(def|class)[[:space:]]+$name$behind|${name}[[:space:]]*(:[^=]+)?=([^=]|\$))"
 
 # Plumbing, which heeds few settings. Without renames: of a file with another name, all lines are gone and come.
@@ -75,9 +76,15 @@ of_file() {
   fi
 }
 
-# take_line LINE FILE: counts a line of a patch.
+# take_line LINE FILE: counts a line of a patch. An expression takes bash minutes in a line of megabytes, so of such a
+# line the beginning has to do; whether it has NAME at all, a pattern finds out.
 take_line() {
-  [[ $1 =~ $named ]] || return 0
+  if [ "${#1}" -gt "$longest" ]; then
+    case $1 in *[!A-Za-z0-9_]"$name"[!A-Za-z0-9_]* | *[!A-Za-z0-9_]"$name") ;; *) return 0 ;; esac
+    set -- "${1:0:longest}" "$2"
+  else
+    [[ $1 =~ $named ]] || return 0
+  fi
   of_file "$2"
   local text=${1#?}
   text=${text#"${text%%[![:space:]]*}"}

@@ -457,3 +457,12 @@ def test_reader_that_goes_away(machine: Machine, commits: list[str], ignored: bo
         os.close(write)
     message = b"eagle-commits.sh: error: cannot write to standard output\n"
     assert (done.returncode, done.stderr) == ((2, message) if ignored else (-signal.SIGPIPE, b""))
+
+
+def test_a_revision_that_would_do_something_to_a_terminal(machine: Machine) -> None:
+    status, lines, err = machine.run(SPEC_DIR, "small", REF="\x1b[31m")
+    assert (status, lines, err) == (
+        1,
+        SPEC_LINES[:2],
+        "spec-dir.sh: this clone lacks the commit ?[31m (REF=... names another)\n",
+    )

@@ -354,3 +354,18 @@ def test_reader_that_goes_away(machine: Machine) -> None:
     command = f'set -o pipefail; "{SYMBOL}" Tree small | exit'
     done = subprocess.run(["bash", "-c", command], env=machine.env, cwd=machine.folder, capture_output=True, timeout=60)
     assert done.stderr == b""
+
+
+def test_a_very_long_line(machine: Machine) -> None:
+    """Its beginning is read for a definition, and it is searched for the name alone."""
+    long = "a+b " * 100_000
+    steps = [Step("One", {f"{FOLDER}/a.py": f"Tree = 1  # {long}\n# {long} Tree\n# {long}Treeish\n"})]
+    (commit,) = make_history(machine.folder / "long", steps)
+    status, lines, err = machine.run(SYMBOL, "Tree", "long")
+    assert (status, err) == (0, "")
+    assert lines[0] == f"2024-12-30  {commit[:10]}  One"
+    assert [line[:26] for line in lines[1:]] == [
+        "  born in a.py: Tree = 1  ",
+        "  named in a.py +1",
+        f"At main ({commit[:10]}) it is",
+    ]
