@@ -129,7 +129,7 @@ def lives_of_files(commits: Iterable[catalogue.Commit]) -> list[FileLife]:
 
 
 def _names(clone: Clone, file: str) -> set[str]:
-    """The paths that were ever in the folder, and `file` if it may have been one elsewhere."""
+    """The paths that were ever in the folder, and what `file` may have been elsewhere."""
     facts = (change for commit in catalogue.commits() for change in commit.changes)
     names = {path for change in facts for path in (change.path, change.old_path) if path}
     likely, path = readings(file)
@@ -146,6 +146,9 @@ def _names(clone: Clone, file: str) -> set[str]:
         "\ufffd" in path or clone.git("log", "-1", "--first-parent", "--format=%h", clone.main.commit, "--", path)
     ):
         names.add(path)
+    elif is_path:  # it may be the last part of a path elsewhere
+        said = clone.git("ls-tree", "-r", "-z", "--full-tree", "--name-only", clone.main.commit)
+        names |= {other for other in said.decode(errors="replace").split("\0") if other.endswith(f"/{path}")}
     return names
 
 
