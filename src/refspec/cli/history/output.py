@@ -79,7 +79,8 @@ def console(**settings: Any) -> Console:
 def wrapped(text: str, width: int, first: str = "", others: str = "", *, break_words: bool = False) -> list[str]:
     """The lines of a text in so many columns, `first` in front of the first one and `others` in front of the others.
 
-    Where the width is UNBOUNDED it is one line; an empty text has none. A word that is longer than a line stands out, unless `break_words`.
+    Where the width is UNBOUNDED it is one line; an empty text has none. A word that is longer than a line stands out,
+    unless `break_words`.
     """
     if width >= UNBOUNDED:
         return [f"{first}{text}"] if text else []
