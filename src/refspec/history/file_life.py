@@ -146,7 +146,7 @@ def _names(clone: Clone, file: str) -> set[str]:
         "\ufffd" in path or clone.git("log", "-1", "--first-parent", "--format=%h", clone.main.commit, "--", path)
     ):
         names.add(path)
-    elif is_path:  # it may be the last part of a path elsewhere
+    elif is_path and file_meant(file, names)[0] is None:  # it may be the last part of a path elsewhere
         said = clone.git("ls-tree", "-r", "-z", "--full-tree", "--name-only", clone.main.commit)
         names |= {other for other in said.decode(errors="replace").split("\0") if other.endswith(f"/{path}")}
     return names
