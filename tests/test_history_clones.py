@@ -399,7 +399,7 @@ def test_doctor_counts_missing_contents(origin: Path, tmp_path: Path, known: Non
 def test_doctor_without_a_clone() -> None:
     status, out, err = run("doctor")
     assert (status, err) == (1, "")
-    assert out.startswith("There is no clone: none was found (refspec history clone makes one")
+    assert out.startswith("No clone was found (refspec history clone makes one")
 
 
 def test_a_commit_graph_is_written_when_asked_for_and_not_before(origin: Path, tmp_path: Path, known: None) -> None:
@@ -427,7 +427,7 @@ def test_no_commit_graph_where_git_writes_none(origin: Path, tmp_path: Path) -> 
     git(off, "config", "core.commitGraph", "false")
     assert run("doctor", "--write-commit-graph", "--clone", off)[2].startswith("refspec: git wrote no commit-graph: ")
     assert run("doctor", "--write-commit-graph")[2].startswith(
-        "refspec: a commit-graph needs a clone of SGLang, and none"
+        "refspec: a commit-graph needs a clone of SGLang, and no clone"
     )
 
 

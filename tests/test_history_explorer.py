@@ -73,6 +73,8 @@ def test_lists_search_and_mouse_without_a_clone() -> None:
         await pilot.press("d")
         assert "The diff needs a clone of SGLang" in await settled(pilot, explorer)
         await pilot.click("#commits-list", offset=(4, 3))
+        assert catalogue.commits()[-3].subject in await settled(pilot, explorer), "the diff is in the facts' place"
+        await pilot.press("d")
         assert catalogue.commits()[-3].hash in await settled(pilot, explorer)
 
         await pilot.click("#--content-tab-story")

@@ -285,7 +285,7 @@ def test_the_command_works_without_a_clone(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("REFSPEC_CACHE", str(tmp_path / "none"))
     status, out, err = run("eagle_worker.py")
     assert (status, err) == (0, "")
-    assert "from the embedded catalogue (none was found): splits need a clone\n" in out
+    assert "from the embedded catalogue (no clone was found): splits need a clone\n" in out
     assert "deleted 2026-06-08" in out
     assert "7 commits, left the folder 2026-07-10 (what" in run("triton_ops/cache_locs.py")[1]
     status, out, err = run("nonesuch.py")

@@ -25,6 +25,7 @@ from pathlib import Path
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, REPOSITORY
 from refspec.history.clone import ELSEWHERE, MAIN_LINES, OURS, Clone, GitError, HistoryError, git_in, reason
+from refspec.history.counterparts import counterparts
 
 CONTENTS = (DIRECTORY,)
 # Where claims look besides: at which revisions, into which files.
@@ -265,13 +266,16 @@ class _Repository:
 
     def missing(self) -> list[str]:
         """The contents that the clone is to have and has not: those below CONTENTS at all commits; those that commits
-        of the story changed, wherever; and those that are BEYOND.
+        of the story changed, wherever; those that are BEYOND; and those that
+        `compare` looks into at the main line's end.
         """
         clone = Clone(self.folder)
         missing = self._missing("--all", "--", *CONTENTS)
+        compared = {place.path for counterpart in counterparts() for place in counterpart.places}
         for revisions, paths in BEYOND:
             if there := [commit for commit in clone.resolve(*revisions.split()) if commit]:
                 missing |= self._missing("--no-walk", "--sparse", *there, "--", *paths)
+        missing |= self._missing("--no-walk", "--sparse", clone.main.commit, "--", *compared)
         story = clone.present(*(commit.hash for commit in catalogue.story()))
         options = ("--stdin", "-r", "--raw", "--no-abbrev", "--no-commit-id")
         told = clone.git("diff-tree", *options, stdin="".join(f"{commit}\n" for commit in story).encode())

@@ -151,7 +151,10 @@ def _definitions(source: bytes, path: str, name: str) -> list[Definition]:
         near = difflib.get_close_matches(name, known, 4)
         last = {full.rpartition(".")[2]: full for full in known}
         near += [last[part] for part in difflib.get_close_matches(own, last, 4) if last[part] not in near]
-        raise HistoryError(f"{readable(path)} defines no {name}{_listed(near[:4])}")
+        raise HistoryError(
+            f"{readable(path)} defines no {name}{_listed(near[:4])} (if it has gone, refspec history symbol {own} says "
+            "when, and --from REV walks back from before)"
+        )
     if len(names) > 1:
         raise HistoryError(f"{readable(path)} defines several {name}: say which of {', '.join(names)}")
     return exact or found

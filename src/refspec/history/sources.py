@@ -47,15 +47,15 @@ class Source:
         return self.clone
 
 
-def find_source(named: Path | None = None, *, catalogue_only: bool = False) -> Source:
-    """The clone that `named` names; else the one around the current folder; else refspec's own; else the catalogue.
+def find_source(named: Path | None = None, *, why: str = "it was named", catalogue_only: bool = False) -> Source:
+    """The clone that `named` names (`why` says how); else the current folder's, refspec's own, or the catalogue.
 
     Raises GitError if `named` cannot be read. Another is passed over if it cannot, or if it is no clone of SGLang.
     """
     if catalogue_only:
         return Source(None, "the catalogue alone was asked for")
     if named is not None:
-        return Source(Clone(named), "named with --clone or REFSPEC_SGLANG")
+        return Source(Clone(named), why)
     passed_over: list[PassedOver] = []
     for folder, why in _candidates():
         if not _may_hold_a_repository(folder):
@@ -68,7 +68,7 @@ def find_source(named: Path | None = None, *, catalogue_only: bool = False) -> S
             passed_over.append(PassedOver(folder, str(error), broken=True))
         else:
             passed_over.append(PassedOver(folder, "it is no clone of SGLang", broken=False))
-    return Source(None, "none was found", tuple(passed_over))
+    return Source(None, "no clone was found", tuple(passed_over))
 
 
 def own_clone() -> Path:

@@ -40,6 +40,9 @@ class _HistoryCommands(CommandLine):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and not {"-h", "--help"} & set(args)):
+            behind = next((word for word in args if word in COMMANDS), None)
+            if behind:
+                raise typer.BadParameter(f"options stand behind the command: refspec history {behind} {args[0]} ...")
             args = ["overview", *args]
         return super().parse_args(ctx, args)
 

@@ -192,7 +192,13 @@ def _sum_up(out: Console, where: Source, found: Sequence[Verdict], reasons: bool
         said.append(f"{len(lacking)} that this clone cannot answer")
     if beyond:
         said.append(f"{len(beyond)} beyond git: {', '.join(one.claim.id for one in beyond)}")
-    for line in _wrapped(out, f"{plural(len(found), 'claim')}: {'; '.join(said)}.", 0):
+    notes = [f"{plural(len(found), 'claim')}: {'; '.join(said)}."]
+    if reasons:
+        mark = "+" if out.options.ascii_only else "✓"
+        wheels = " E9 and E10 lean on what the catalogue has of the published wheels."
+        leaning = any(one.claim.id in ("E9", "E10") for one in checked)
+        notes.insert(0, f"{mark}: the check comes to the verdict that is listed.{wheels if leaning else ''}")
+    for line in (line for note in notes for line in _wrapped(out, note, 0)):
         out.print(line, soft_wrap=True)
     if reasons and lacking and lacking[0].finding:
         for line in _wrapped(out, f"{lacking[0].claim.id}: {lacking[0].finding.note}", 0):

@@ -11,6 +11,7 @@ from refspec.cli.history.output import paged, print_json, shown
 from refspec.cli.history.patch_view import file_json, print_files, print_patches
 from refspec.cli.wording import plural
 from refspec.history.catalogue import DIRECTORY
+from refspec.history.clone import HistoryError
 from refspec.history.patches import compare
 from refspec.history.revisions import find
 
@@ -44,6 +45,9 @@ def diff(
         asked.commit(named.hash)  # the catalogue may know one that the clone lacks
     below = [f"{DIRECTORY}/{path}" for path in given if path != DIRECTORY]
     found = compare(asked, old.hash, new.hash, [] if "." in given else [*given, *below])
+    ends = [f"{end}:{path}" for end in (old.hash, new.hash) for path in (*given, *below)]
+    if not found.files and "." not in given and not any(asked.check(*ends)):
+        raise HistoryError(f"neither revision has {shown(' or '.join(given))}")
     added, deleted = found.lines() if found.whole else (None, None)
     if as_json:
         files = [file_json(file) for file in found.files]

@@ -39,7 +39,7 @@ def doctor(
         _show(source, seen, written)
     else:
         out = console()
-        out.print(f"There is no clone: {source.why} ({HOW_TO_GET_ONE}).", soft_wrap=True)
+        out.print(f"{source.why[0].upper()}{source.why[1:]} ({HOW_TO_GET_ONE}).", soft_wrap=True)
         out.print(f"The catalogue answers {FROM_THE_CATALOGUE}.", soft_wrap=True)
     raise typer.Exit(0 if seen and seen.ok else 1)
 

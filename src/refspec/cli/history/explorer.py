@@ -111,6 +111,7 @@ class Explorer(App[None]):
         for commit in self.commits:
             self.months.get(day(commit)[:7], []).append(commit)
         self.shows_diff = False
+        self.asked: str | None = None  # the commit that the clone is asked about
         self.in_ascii = ascii_only()  # asked now: later, stdout is not the terminal
 
     # --- the screen
@@ -157,7 +158,8 @@ class Explorer(App[None]):
         clone = self.source.clone
         if clone:
             return shown(f"{clone.folder}, {clone.main.name}: {len(self.commits)} commits of {DIRECTORY}")
-        return f"catalogue, to {catalogue.reach().date}: {len(self.commits)} commits of {DIRECTORY}; no clone, no diffs"
+        folder = "/".join(PurePosixPath(DIRECTORY).parts[-2:])
+        return f"no clone; catalogue to {catalogue.reach().date}: {len(self.commits)} commits of {folder}"
 
     def _commit_row(self, commit: Commit) -> tuple[str, Sequence[str]]:
         plus, minus = (f"{'' if n is None else n:>4}" for n in (commit.lines_added, commit.lines_deleted))
@@ -168,14 +170,17 @@ class Explorer(App[None]):
     @on(DataTable.RowHighlighted)
     def show_row(self, event: DataTable.RowHighlighted) -> None:
         """Tells what the row is about, if its list is the one in front."""
-        if event.data_table.id == f"{self._tab}-list" and event.row_key.value is not None:
-            self._show(event.row_key.value)
+        # The row may have gone since: a search goes on while one types.
+        table, key = event.data_table, event.row_key
+        if table.id == f"{self._tab}-list" and key in table.rows and key.value is not None:
+            self._show(key.value)
 
     @on(TabbedContent.TabActivated)
     def show_tab(self) -> None:
         """Tells what the chosen row of the list in front is about."""
         if not self.query_one("#search").has_focus:
             self._list.focus()
+        self.refresh_bindings()
         self._show_chosen()
 
     @on(DataTable.RowSelected)
@@ -222,16 +227,19 @@ class Explorer(App[None]):
 
     def _tell(self, text: Text) -> None:
         self.workers.cancel_group(self, "clone")
+        self.asked = None
         self._write(text)
 
     def _tell_commit(self, commit: str, facts: Text) -> None:
-        """The facts at once; what the clone adds to them when it is there."""
+        """The facts at once, and what the clone adds to them when it is there. The diff stands in their place."""
+        if self.shows_diff:
+            facts = facts.split("\n", include_separator=True)[0]
         self._tell(facts)
-        if self.source.clone is None:
-            if self.shows_diff:
-                self._write(facts + _note("The diff needs a clone of SGLang: refspec history clone makes one."))
-            return
-        self._read(self.source.clone, commit, facts)
+        if self.source.clone:
+            self.asked = commit
+            self._read(self.source.clone, commit, facts)
+        elif self.shows_diff:
+            self._write(facts + _note("The diff needs a clone of SGLang: refspec history clone makes one."))
 
     @work(thread=True, exclusive=True, group="clone")
     def _read(self, clone: Clone, commit: str, facts: Text) -> None:
@@ -249,7 +257,11 @@ class Explorer(App[None]):
         except HistoryError as error:
             more = _note(str(error))
         if not get_current_worker().is_cancelled:
-            self.call_from_thread(self._write, facts + more)
+            self.call_from_thread(self._answer, commit, facts + more)
+
+    def _answer(self, commit: str, text: Text) -> None:
+        if commit == self.asked:  # else another row was chosen meanwhile
+            self._write(text)
 
     def _write(self, text: Text) -> None:
         self.query_one("#text", Static).update(text)
@@ -260,6 +272,10 @@ class Explorer(App[None]):
     def action_tab(self, name: str) -> None:
         """Brings a list to the front."""
         self.query_one(TabbedContent).active = name
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The key for the diff is there where a row is a commit."""
+        return action != "toggle_diff" or self._tab in ("commits", "story")
 
     def action_toggle_diff(self) -> None:
         """The diff instead of the message, or the message again."""
@@ -295,6 +311,8 @@ class Explorer(App[None]):
         """Leaves the commits that the words match."""
         found = [commit for commit in reversed(self.commits) if matches(commit, event.value)]
         self._fill("commits", (), [self._commit_row(commit) for commit in found])
+        said = f"{len(found)} of {len(self.commits)} commits match; Esc ends the search"
+        self.query_one("#where", Static).update(said if event.value else self._where())
         self._show_chosen()
 
     @on(Input.Submitted, "#search")
@@ -365,7 +383,7 @@ def _about_story(told: StoryCommit) -> Text:
     text.append(f"{told.label}. {printable(told.subject)}\n", "bold")
     text.append(f"{told.author_date}  {told.hash}  ")
     text.append(f"#{told.pr}\n\n", f"link {pr_link(told.pr)}")
-    text.append(f"{told.why}.\n\n", "italic")
+    text.append(f"{told.why}\n\n", "italic")
     said = commentary()[told.label]
     text.append("\n\n".join(said.paragraphs) + "\n\n")
     for look in said.looks:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def lines(
     function: Annotated[
         str,
-        typer.Argument(metavar="FILE:NAME", help="As eagle_info.py:EagleVerifyInput.verify; FILE may be a whole path."),
+        typer.Argument(
+            metavar="FILE:NAME", help="As eagle_worker_v2.py:EAGLEWorkerV2.verify; FILE may be a whole path."
+        ),
     ],
     revision: Annotated[
         str | None, typer.Option("--from", metavar="REV", help="Walk back from here; default: the main line's end.")
@@ -47,7 +49,7 @@ def lines(
     except HistoryError as error:
         raise UsageError(str(error)) from None
     source = source_of(clone, as_json=as_json)
-    asked = source.needed("the changes of a function")
+    asked = source.needed("lines")
     found = read_lines(asked, function, revision)
     if as_json:
         print_json(_document(source, found))

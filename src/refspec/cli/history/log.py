@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ from refspec.cli.wording import plural
 from refspec.history import catalogue
 from refspec.history.catalogue import DIRECTORY, Commit
 from refspec.history.clone import HistoryError
-from refspec.history.log import Choice, Whose, by_author, by_month, count_lines, day
+from refspec.history.log import Choice, Whose, by_author, by_month, count_lines, day, fits
 from refspec.history.sources import Source
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ Files = Annotated[
     typer.Option(
         "--file",
         metavar="NAME",
-        help="Commits that touch this file, under its new or old name: a name in the folder, a whole path, a folder in "
-        "it, or a pattern as '*_worker.py'; may be repeated.",
+        help="Commits that touch a file of this name, or rename one from or to it (follow goes through "
+        "renames): a name in the folder, a whole path, a folder in it, or a pattern as '*_worker.py'; may be "
+        "repeated.",
     ),
 ]
 Text = Annotated[str | None, typer.Option("--text", metavar="WORDS", help="Each of these words is in the title.")]
@@ -127,9 +128,23 @@ def log(
             else:
                 line = _last_line(source, chosen, len(all_of_them), lines=not (months or authors))
             out.print(line, style="dim")
+    complaints = list(_unknown(all_of_them, choice, path))
     if lacking:
-        typer.echo("refspec: this clone lacks the contents of .mailmap, so one author may count as several", err=True)
+        complaints.append("this clone lacks the contents of .mailmap, so one author may count as several")
+    for complaint in complaints:
+        typer.echo(f"refspec: {shown(complaint)}", err=True)
+    if complaints:
         raise typer.Exit(1)
+
+
+def _unknown(commits: Sequence[Commit], choice: Choice, path: str) -> Iterator[str]:
+    """What was asked for by name, and no commit knows."""
+    if not commits:
+        yield f"no commit touches {path}"
+    yield from (f"no commit here is #{pr}" for pr in sorted(choice.prs - {commit.pr for commit in commits}))
+    for file in choice.files:
+        if not any(fits(file, path, commit) for commit in commits):
+            yield f"no commit here touches a file {file}"
 
 
 def pr_number(text: str) -> int:

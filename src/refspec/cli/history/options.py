@@ -44,7 +44,11 @@ def source_of(clone: Path | None, catalogue_only: bool = False, as_json: bool = 
     """What --clone and --catalogue come to. What was passed over on the way is told to who sits at a terminal."""
     if catalogue_only:  # it rules out the environment's clone as well
         return find_source(catalogue_only=True)
-    source = find_source(clone)
+    variable = clone is not None and str(clone) == os.environ.get("REFSPEC_SGLANG")
+    try:
+        source = find_source(clone, why=f"named with {'REFSPEC_SGLANG' if variable else '--clone'}")
+    except HistoryError as error:
+        raise type(error)(f"{error}; REFSPEC_SGLANG names it" if variable else str(error)) from None
     if shows_progress(as_json):
         for complaint in source.ignored:
             typer.echo(f"refspec: passed over: {complaint}", err=True)

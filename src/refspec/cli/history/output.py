@@ -62,7 +62,13 @@ def plain() -> bool:
 
     Then it can be printed without rich, whose import takes as long as many a command.
     """
-    return not (sys.stdout.isatty() or {"COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"} & set(os.environ))
+    return not (sys.stdout.isatty() or _columns() or {"FORCE_COLOR", "TTY_COMPATIBLE"} & set(os.environ))
+
+
+def _columns() -> int | None:
+    """The width that COLUMNS asks for; None if it is not there, or no width."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) or None if columns.isascii() and columns.isdigit() else None
 
 
 def console(**settings: Any) -> Console:
@@ -70,8 +76,10 @@ def console(**settings: Any) -> Console:
     from rich.console import Console
 
     settings = {"highlight": False, "markup": False, "emoji": False} | settings
-    made = Console(**settings)
-    if not made.is_terminal and "width" not in settings and not os.environ.get("COLUMNS", "").isdigit():
+    # rich takes any COLUMNS that consists of digits, 0 and superscripts among them.
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS" or _columns()}
+    made = Console(**settings, _environ=environment)
+    if not made.is_terminal and "width" not in settings and not _columns():
         made.width = UNBOUNDED
     return made
 
@@ -128,16 +136,14 @@ def paged(pager: bool = True) -> Iterator[Console]:
         yield real
         return
     kept = io.StringIO()
-    yield console(file=kept, force_terminal=True, width=real.width, color_system=_colours(real), no_color=real.no_color)
+    yield console(
+        file=kept, force_terminal=True, width=real.width, color_system=real.color_system, no_color=real.no_color
+    )
     text = kept.getvalue()
     if text.count("\n") < real.height and real.is_terminal:
         sys.stdout.write(text)
     else:
         _page(text)
-
-
-def _colours(real: Console) -> Any:
-    return real.color_system or "standard"
 
 
 def _pager() -> str:
@@ -154,5 +160,5 @@ def _page(text: str) -> None:
         process.communicate(text.encode(sys.stdout.encoding or "utf-8", errors="backslashreplace"))
     finally:
         signal.signal(signal.SIGINT, ours)
-    if process.returncode == 127:  # the shell found no such program
+    if process.returncode in (126, 127):  # the shell found no such program, or could not run it
         sys.stdout.write(text)

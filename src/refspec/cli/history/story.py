@@ -78,9 +78,13 @@ def _list(as_json: bool, pager: bool) -> None:
         for commit in commits:
             out.print(_heading(commit), style="bold", soft_wrap=True)
             out.print(f"    {shown(commit.subject)}", no_wrap=True, overflow="ellipsis")
-            _prose(out, commit.why + ".", "    ")
+            _prose(out, commit.why, "    ")
         out.print()
-        _prose(out, "Plus and minus are lines in the folder. One of them: refspec history story 6")
+        _prose(
+            out,
+            "Plus and minus are lines in the folder. R1 to R5 stand beside the story; 31 was found in the code. "
+            "One of them: refspec history story 6",
+        )
 
 
 def _heading(commit: StoryCommit) -> str:
