@@ -160,7 +160,7 @@ def test_paths_and_titles_that_are_no_text(tmp_path: Path) -> None:
 def test_the_number_of_git_processes_is_constant(repository: Path, tmp_path: Path) -> None:
     with counted_git(tmp_path) as calls:
         follow(Clone(repository), "info.py")
-    assert len(calls) <= 9, calls
+    assert len(calls) <= 8, calls
 
 
 def test_a_merge_counts_as_what_it_brought(tmp_path: Path) -> None:

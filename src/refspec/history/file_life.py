@@ -20,7 +20,7 @@ from refspec.history.catalogue import DIRECTORY
 from refspec.history.clone import Clone, HistoryError, LacksError
 from refspec.history.commits import pull_request
 from refspec.history.likeness import changed_lines, telling_lines
-from refspec.history.paths import file_meant, path_in_repository, readings
+from refspec.history.paths import file_meant, readings
 from refspec.history.raw_log import SWEEP, RawChange, RawCommit, known_contents, read_raw_log
 
 What = Literal["born", "there already", "back", "changed", "renamed", "deleted"]
@@ -129,27 +129,12 @@ def lives_of_files(commits: Iterable[catalogue.Commit]) -> list[FileLife]:
 
 
 def _names(clone: Clone, file: str) -> set[str]:
-    """The paths that were ever in the folder, and what `file` may have been elsewhere."""
+    """Paths that there ever were: those that the catalogue knows if `file` is one of them, else all."""
     facts = (change for commit in catalogue.commits() for change in commit.changes)
     names = {path for change in facts for path in (change.path, change.old_path) if path}
-    likely, path = readings(file)
-    if not names.isdisjoint((likely, path)):
+    if not names.isdisjoint(readings(file)):
         return names
-    commits = read_raw_log(clone, clone.main.commit, "--no-renames", path=DIRECTORY)
-    names |= {change.path for commit in commits for change in commit.changes}
-    try:
-        is_path = path_in_repository(path) != "."
-    except HistoryError:
-        is_path = False
-    # A byte that is not UTF-8 came as U+FFFD, and the path cannot be asked for.
-    if is_path and (
-        "\ufffd" in path or clone.git("log", "-1", "--first-parent", "--format=%h", clone.main.commit, "--", path)
-    ):
-        names.add(path)
-    elif is_path and file_meant(file, names)[0] is None:  # it may be the last part of a path elsewhere
-        said = clone.git("ls-tree", "-r", "-z", "--full-tree", "--name-only", clone.main.commit)
-        names |= {other for other in said.decode(errors="replace").split("\0") if other.endswith(f"/{path}")}
-    return names
+    return {change.path for commit in _in_clone(clone, "--no-renames") for change in commit.changes}
 
 
 def _meant(file: str, known: Iterable[str], remedy: str) -> str:
