@@ -91,7 +91,7 @@ def _show(out: Console, lesson: Lesson, keep: Path | None) -> None:
     _prose(
         out,
         "The tests have nothing to complain of: nobody reads what the last forward says, so the tokens are the same. "
-        f"Only a count tells the two apart. Which of the {number} commits between them was it?",
+        f"Only a count tells the two apart. Which of the {number} commits after v0.1 was it?",
     )
 
     _heading(out, "What is measured")
@@ -128,7 +128,7 @@ def _show(out: Console, lesson: Lesson, keep: Path | None) -> None:
         _prose(
             out,
             "It looks like tidying, and it passes the tests. But the loop now makes one more forward, which nobody "
-            "reads: each round is slower, and no token is another.",
+            "reads: each round is slower, and the tokens are the same.",
         )
     if keep:
         _prose(out, "All of it once more, by git alone:")

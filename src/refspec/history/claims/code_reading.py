@@ -53,7 +53,8 @@ def one_position_too_far(clone: Clone) -> Sequence[Part]:
             "that was so for 15 months", months == 15, f"from {since} ({POSITIONS_OFF}) to {until} ({POSITIONS_RIGHT})"
         ),
         Part(
-            "verification put out what the target predicts, whatever was drafted",
+            "verification put out what the target predicts, whatever was drafted (read where it began: all requests "
+            "were greedy then)",
             put_out == ["predict[accept_index]"] and "logits_output.next_token_logits" in predicted[0],
             f"eagle_utils.py @ {POSITIONS_OFF} L{decided.first}: verified_id is {put_out[0]}, and predict "
             f"{predicted[0]}",

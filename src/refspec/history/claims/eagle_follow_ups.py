@@ -45,7 +45,7 @@ def what_retraction_frees(clone: Clone) -> Sequence[Part]:
         Part(
             "#2711 adds that freeing",
             bool(freeing),
-            f"of {len(diff.plus)} lines added {len(freeing)} free something; "
+            f"lines added: {len(diff.plus)}, of them {len(freeing)} that free something; "
             f"{'one line was moved, and nothing else' if moved and len(diff.plus) == 1 else 'it is no pure move'}",
             core=False,
         ),
@@ -66,7 +66,9 @@ def follow_ups(clone: Clone) -> Sequence[Part]:
     last = commit(clone, FOUR[-1])
     parts = [
         Part(
-            f"#{number} is about {words}", one.pr == number and words in one.subject, f"{one.hash[:10]}: {one.subject}"
+            f"#{number} has '{words}' in its title",
+            one.pr == number and words in one.subject,
+            f"{one.hash[:10]}: {one.subject}",
         )
         for one, (number, words) in zip(facts, expected.values(), strict=True)
     ]
@@ -113,8 +115,8 @@ def kernels_3373(clone: Clone) -> Sequence[Part]:
         Part(
             "it moves the kernels that build the tree's mask",
             bool(before and now) and not after,
-            f"in build_eagle_tree.py there are {len(before)} before and {len(after)} after, in sgl-kernel's "
-            f"eagle_utils.cu {len(now)}; new there: {listed(new)}; kernels of verify_tree_greedy came with "
+            f"kernels in build_eagle_tree.py: {len(before)} before, {len(after)} after; in sgl-kernel's "
+            f"eagle_utils.cu: {len(now)}; new there: {listed(new)}; kernels of verify_tree_greedy came with "
             f"52a34d7448: {yes(bool(greedy[1]) and not greedy[0])}",
         ),
     ]

@@ -121,7 +121,8 @@ def three_ways(clone: Clone) -> Sequence[Part]:
         Part(
             "decode and extend run both models",
             all(min(counts[mode]) > 0 for mode in ("decode", "extend")),
-            "; ".join(f"{mode}: target {counts[mode][0]}, draft {counts[mode][1]}" for mode in ("decode", "extend")),
+            "; ".join(f"{mode}: target {counts[mode][0]}, draft {counts[mode][1]}" for mode in ("decode", "extend"))
+            + " (num_steps 3)",
         ),
         Part(
             "idle runs the target only",
@@ -275,7 +276,7 @@ def a_graph_of_its_own(clone: Clone) -> Sequence[Part]:
         Part(
             "the draft has a graph runner of its own",
             bool(way.named(runner)),
-            f"init_cuda_graphs {'makes' if way.named(runner) else 'does not make'} a {runner}; its file "
+            f"init_cuda_graphs {'makes' if way.named(runner) else 'does not make'} an {runner}; its file "
             f"{'came' if came else 'did not come'} with 013021b6a1",
         ),
         Part(
