@@ -168,6 +168,8 @@ def serve_demo(
     Exit status 0: each prompt got the tokens that it gets alone, but for rounding. Else 1.
     """
     check_sampling_options(ctx)
+    if not delay >= 0:  # typer lets NaN pass
+        raise UsageError(f"--delay is a number of seconds, 0 or more, not {delay}")
     if step and as_json:
         raise UsageError("--step waits for keys, --json prints nothing but JSON: leave one of them out")
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
