@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage="usage: scripts/test.sh [pytest arguments]
 
-Makes .venv as scripts/start.sh does. Without arguments: ruff, mypy, then all tests, in three processes side by side. With
+Makes .venv as scripts/start.sh does. Without arguments: ruff, mypy, then all tests, in two processes side by side. With
 arguments: only pytest, with them and in one process; paths are those seen from the repository, as in
 scripts/test.sh tests/test_scripts.py -k lock"
 
@@ -23,10 +23,10 @@ if [ $# -eq 0 ]; then
     # shellcheck disable=SC2086 # a command and its arguments
     "$venv/bin/python" -m $check || die "$check has complaints (see above)"
   done
-  # Each worker starts on a third of the tests, in their order, and takes over from the others when it is done: most
-  # files stay in one process, with what their tests share. Two cores are enough for three, since a good part of the
-  # tests waits for processes that it started. No thread has a core to itself, so none spins for long.
-  set -- -n 3 --dist worksteal
+  # Each worker starts on one half of the tests, in their order, and takes over from the other when it is done: most
+  # files stay in one process, with what their tests share. No thread has a core to itself, so none spins for long. A
+  # third worker makes it slower on two cores, by a twelfth.
+  set -- -n 2 --dist worksteal
   export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 fi
 say "pytest${*:+ $*}"

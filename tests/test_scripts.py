@@ -147,7 +147,7 @@ def test_start_stops_where_a_command_fails(outline: Outline, command: str) -> No
 
 def test_test_runs_checks_then_pytest(outline: Outline) -> None:
     outline.run("test.sh")
-    assert outline.calls()[2:] == ["ruff check .", "ruff format --check .", "mypy", "pytest -n 3 --dist worksteal"]
+    assert outline.calls()[2:] == ["ruff check .", "ruff format --check .", "mypy", "pytest -n 2 --dist worksteal"]
 
 
 def test_test_with_arguments_runs_only_pytest(outline: Outline) -> None:
