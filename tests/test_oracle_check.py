@@ -322,7 +322,7 @@ def test_an_interruption_ends_all_processes_at_once(
             check(drawn, drawn.labels(3), other, interrupt)
         assert time.monotonic() - started < 60
         assert all(process is not None and process.wait(timeout=30) < 0 for process in processes)
-        with pytest.raises(OpinionError, match="stopped|ended by SIGKILL"):
+        with pytest.raises(OpinionError, match=r"stopped|ended by SIGKILL"):
             other.teams[0]["torch"].ask("any", b"")
 
 
